@@ -18,9 +18,8 @@ import numpy as np
 
 from specdecpp.backends import ReadsBoth
 from specdecpp.bench import pace
-from specdecpp.bench.machines import Machine
 from specdecpp.bench.questions import Questions
-from specdecpp.bench.results import Interval
+from specdecpp.bench.results import Interval, Machine
 from specdecpp.bench.rows import MIN_PROMPTS
 from specdecpp.bench.turns import FIRST, LENGTHS, Sums, Turns
 from specdecpp.errors import DataError

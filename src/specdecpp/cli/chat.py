@@ -14,7 +14,10 @@ from specdecpp.cli.common import (
     DType,
     DTypeOption,
     Head,
+    MaxTokens,
     Target,
+    Temperature,
+    TopPOfModel,
     check_names,
     load,
     told,
@@ -29,7 +32,6 @@ EXAMPLES = (
     "specdecpp chat",
     'specdecpp chat --system "Be short." --temperature 0.7 --top-p 0.9',
 )
-MODELS_OWN = "[default: the model's own, or 1]"
 HELP = "An empty line is skipped; /new begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 Messages = list[dict[str, str]]
@@ -39,11 +41,11 @@ def chat(
     target: Target = None,
     draft: DraftOrCopies = None,
     head: Head = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told first.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help="When to stop drafting, as in generate.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens of an answer.")] = 512,
-    temperature: Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_p: TopPOfModel = None,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
     backend: BackendOption = None,

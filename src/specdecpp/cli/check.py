@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.bench import Builder, Data
 from specdecpp.cli.common import (
     BackendOption,
     Device,
@@ -16,7 +15,10 @@ from specdecpp.cli.common import (
     DTypeOption,
     Head,
     Json,
-    Seed,
+    PromptKind,
+    Prompts,
+    Quick,
+    Target,
     TopP,
     check_names,
     clock,
@@ -32,23 +34,21 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "specdecpp check",
-    "specdecpp check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --dtype bfloat16",
+    "specdecpp check --target Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B",
 )
 
 
 def check(
-    target: Annotated[str | None, typer.Argument(metavar="TARGET", help="A folder or a hub name.")] = None,
+    target: Target = None,
     draft: Draft = None,
     head: Head = None,
-    data: Data = None,
-    prompt: Builder = None,
+    prompts: Prompts = None,
+    prompt: PromptKind = None,
     num: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of the answers that are reckoned with.")] = 96,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
     top_p: TopP = 1.0,
-    quick: Annotated[bool, typer.Option("--quick", help="At most 15 seconds.")] = False,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="At most N minutes.  [default: 1]")] = None,
-    seed: Seed = 0,
+    quick: Quick = False,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="At most N minutes.  [default: 1; quick: 1/4]")] = None,
     as_json: Json = False,
     dtype: DTypeOption = DType.auto,
     device: Device = None,
@@ -68,10 +68,10 @@ def check(
         if quick and minutes is not None:
             raise ValueError(f"--quick is 15 seconds, and --minutes {minutes:g} is another time. Give one.")
         seconds = checking.QUICK_S if quick else checking.USUAL_S if minutes is None else 60 * minutes
-        trial = checking.Trial(seconds=seconds, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        trial = checking.Trial(seconds=seconds, temperature=temperature, top_p=top_p)
         check_names(target, draft, head)
         target = usual(target, draft, head)
-        texts = questions.read(data or (), prompt or ())
+        texts = questions.read(prompts or (), prompt or ())
         started = perf_counter()
         pair = load(target, draft, head, dtype=dtype, device=device, backend=backend)
         print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)

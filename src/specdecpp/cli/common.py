@@ -46,19 +46,11 @@ def kind_of(name: str) -> str:
     return name
 
 
-Target = Annotated[str | None, typer.Option(metavar="NAME", help="Target model: a folder or a hub name.")]
+Target = Annotated[str | None, typer.Option(metavar="NAME", help="Target model: a folder, a file or a hub name.")]
 Draft = Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: smollm2, else reference.")]
 DraftOrCopies = Annotated[str | None, typer.Option("--draft", metavar="NAME", help="Draft model; none: copies of the text.")]
-TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the likeliest tokens of this mass.")]
 Head = Annotated[str | None, typer.Option(metavar="NAME", help="Acceptance head: a folder or a hub name.")]
 DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64, float32, bfloat16 or float16.")]
-Verification = Annotated[
-    str, typer.Option(metavar="KIND", parser=kind_of, help="Test draft tokens by token, block or compare.")
-]
-Lossy = Annotated[
-    bool,
-    typer.Option("--lossy", help="Permit other distributions than the target's: fuzzy, chow, opt, token-cascade, typical, tv."),
-]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
 BackendOption = Annotated[
     str | None,
@@ -68,6 +60,28 @@ BackendOption = Annotated[
         help="native, native-int8, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
     ),
 ]
+PolicySpecs = Annotated[list[str] | None, typer.Option("--policy", metavar="SPEC", help="These instead of all; repeatable.")]
+Verification = Annotated[
+    str, typer.Option(metavar="KIND", parser=kind_of, help="Test draft tokens by token, block or compare.")
+]
+Lossy = Annotated[
+    bool,
+    typer.Option("--lossy", help="Permit other distributions than the target's: fuzzy, chow, opt, token-cascade, typical, tv."),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", help="The most tokens of an answer.")]
+TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the most probable tokens of this mass.")]
+MODELS_OWN = "[default: the model's own, or 1]"
+Temperature = Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")]
+TopPOfModel = Annotated[float | None, typer.Option("--top-p", metavar="X", help=f"Keep this mass of p.  {MODELS_OWN}")]
+Prompts = Annotated[
+    list[str] | None, typer.Option("--prompts", metavar="FILE", help="As in recipes; repeatable.  [default: a few]")
+]
+PromptKind = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", metavar="KIND", help="How a row becomes a prompt: gsm8k, alpaca, humaneval, field:NAME."),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Less of everything, for a first look.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results, for report.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")]
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from specdecpp.demo import Comparison
     from specdecpp.metrics import Metrics
     from specdecpp.session import Step
 
@@ -187,25 +186,6 @@ def stats(metrics: "Metrics", *, policy: str, seed: int | None, finish_reason: s
     return Text("\n".join(lines), "dim")
 
 
-def comparison_table(comparison: "Comparison") -> Table:
-    """One line per policy: rates with their units above them; the fastest in bold, SpecDec++ in the accent colour."""
-    table = plain_table("policy", "tokens\n/s", "speed-up", "tokens\n/pass", "discarded\n/token", "passes\n/token", gap=3)
-    best = max(comparison.entries.values(), key=lambda e: e.total.tokens_per_second)
-    for name, entry in comparison.entries.items():
-        total, ratio = entry.total, comparison.ratio(name)
-        error = "" if ratio.error is None else f" ±{ratio.value * ratio.error:.2f}"
-        table.add_row(
-            entry.label,
-            f"{total.tokens_per_second:.1f}",
-            f"{ratio.value:.2f}{error:6}",
-            f"{total.mean_acceptance_length:.2f}",
-            f"{total.discard_rate:.2f}",
-            f"{total.verification_rate:.2f}",
-            style=" ".join(["bold"] * (entry is best) + [ACCENT] * (name == "specdecpp")),
-        )
-    return table
-
-
 def time_table(first: str, lines: Sequence[tuple[str, float, Mapping[str, float], str]], out: Console) -> Table:
     """Where the time of a token goes, for lines of name, tokens/s, shares and style: ms, shares, and where the screen has
     room a bar as long as the time."""
@@ -226,19 +206,6 @@ def bar(shares: Mapping[str, float], blocks: dict[str, str], *, width: float) ->
         reached += share
         text += blocks[name] * (round(width * reached) - len(text))
     return text
-
-
-def comparison_view(comparison: "Comparison", out: Console) -> RenderableType:
-    """The table, the bars and the sentences."""
-    from specdecpp.demo import verdicts
-
-    lines = [
-        (entry.label, entry.total.tokens_per_second, entry.total.time_shares, ACCENT if name == "specdecpp" else "")
-        for name, entry in comparison.entries.items()
-    ]
-    said = Group(*(Text(sentence) for sentence in verdicts(comparison)))
-    parts = [comparison_table(comparison), "", time_table("time", lines, out), "", said]
-    return Padding(Group(*parts), (0, 2))
 
 
 def plain_table(first: str, *numbers: str, gap: int) -> Table:
