@@ -124,7 +124,7 @@ PHASES: dict[str, list[Moment]] = {
         half_of("head.json"),
         before(pipeline, "evaluate_heads"),
     ],
-    "checking": [before(Turns, "add", 5), before(check, "check"), half_of("card.json", 2), before(Turns, "add", 20)],
+    "checking": [before(Turns, "_note", 5), before(check, "check"), half_of("card.json", 2), before(Turns, "_note", 20)],
 }
 
 

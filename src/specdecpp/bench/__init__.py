@@ -7,7 +7,7 @@
 | lossless.py | the test that what was timed has the target's distribution |
 | replays.py | the same table from recordings, at any costs |
 | rows.py, results.py | the table, and the file that holds it |
-| check.py, turns.py, pace.py | the check of a pair: steps of every length in turns, what they say, the verdict |
+| check.py, turns.py | the check of a pair: steps of every length in turns, and what follows from them |
 
 Nothing here prints. Tables and pictures of the results are made in `report`, which nothing here imports.
 """

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from specdecpp.bench.check import CHEAP, GOOD, WIDE, Check, Option
+from specdecpp.bench.results import Machine
 from specdecpp.bench.rows import MIN_PROMPTS
 from specdecpp.bench.turns import LENGTHS
 from specdecpp.report import render
@@ -87,7 +88,7 @@ def sureness(check: Check) -> str:
 
 
 def _prompts(check: Check) -> str:
-    num = len(check.sums)
+    num = check.num_seen
     return f"{num} prompt{'s' * (num != 1)}" if num == check.num_prompts else f"{num} of {check.num_prompts} prompts"
 
 
@@ -143,18 +144,17 @@ def to_dict(check: Check) -> dict[str, Any]:
         "is_sure": check.is_worth is not None,
         "is_interrupted": check.is_interrupted,
         "seconds": check.elapsed_s,
-        "num_prompts": len(check.sums),
+        "num_prompts": check.num_seen,
         "policy": best.spec,
         "speedup": best.speedup,
         "speedup_interval": best.interval,
         "decoding": best.decoding,
         "decoding_interval": best.decoding_interval,
         "c": check.c,
-        "costs": check.machine.to_dict(),
+        "costs": Machine(name="measured", costs=check.costs).to_dict(),
         "acceptance": check.acceptance,
         "acceptance_by_depth": check.by_depth,
         "what_if": check.what_if,
-        "time_shares": check.time_shares,
         "options": [
             {
                 "policy": option.spec,
