@@ -2,34 +2,27 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specdecpp.cli.common import (
-    BackendOption,
-    Device,
-    Draft,
-    DType,
-    DTypeOption,
-    Head,
     Json,
+    Names,
     Out,
     PolicySpecs,
     PromptKind,
     Prompts,
     Quick,
     Seed,
-    Target,
     check_names,
     clock,
     interruptible,
     kind_of,
-    load,
     print_json,
-    told,
-    usual,
+    with_pair,
 )
 from specdecpp.cli.report import show
 
@@ -45,10 +38,9 @@ EXAMPLES = (
 )
 
 
+@with_pair()
 def bench(
-    target: Target = None,
-    draft: Draft = None,
-    head: Head = None,
+    names: Names,
     prompts: Prompts = None,
     prompt: PromptKind = None,
     num: Annotated[
@@ -82,9 +74,6 @@ def bench(
     out: Out = None,
     seed: Seed = 0,
     as_json: Json = False,
-    dtype: DTypeOption = DType.auto,
-    device: Device = None,
-    backend: BackendOption = None,
 ) -> None:
     """Compare every rule by the clock.
 
@@ -94,42 +83,38 @@ def bench(
 
     With --replay: the same table from labels with branches, exact in distribution, at any costs, oracles included.
     """
-    with told():
-        from specdecpp.bench import contestants, questions
-        from specdecpp.bench.contest import QUICK, BenchPlan, Contest
-        from specdecpp.costs.measuring import measure
-        from specdecpp.policy_spec import parse_policy
+    from specdecpp.bench import contestants, questions
+    from specdecpp.bench.contest import QUICK, BenchPlan, Contest
+    from specdecpp.costs.measuring import measure
+    from specdecpp.policy_spec import parse_policy
 
-        sizes = {"num_test": num, "max_tokens": max_tokens, "num_cycles": cycles}
-        specs = [parse_policy(spec) for spec in policy or ()]
-        if labels is not None:
-            sampling = {"--temperature": temperature, "--top-p": top_p, "--verification": verification}
-            others = {"--num": num, "--max-tokens": max_tokens, "--cycles": cycles, "--quick": quick, "--prompts": prompts}
-            others |= {"--prompt": prompt, "--verify-lossless": verify_lossless, "--backend": backend}
-            refuse_in_replay(sampling | others)
-            check_names(target, draft, None)
-            check_out(out)
-            pair = (target, draft, head)
-            tell(_replayed(labels, specs, machine_of(costs), pair, seed, dtype, device, as_json), out=out, as_json=as_json)
-            return
-        if costs is not None:
-            raise ValueError("--costs is for --replay LABELS: by the clock a machine has its own costs.")
-        name = usual(target, draft, head)
-        options: dict[str, Any] = sampled(name, temperature, top_p) | (QUICK if quick else {})
-        options |= {key: size for key, size in sizes.items() if size is not None}
-        if verification:
-            options["verifications"] = tuple(dict.fromkeys(verification))
-        plan = BenchPlan(**options, seed=seed)
-        for spec in (None, *specs):
-            check_names(target, draft, head, spec)
-        texts = questions.read(prompts or (), prompt or ())
+    sizes = {"num_test": num, "max_tokens": max_tokens, "num_cycles": cycles}
+    specs = [parse_policy(spec) for spec in policy or ()]
+    if labels is not None:
+        sampling = {"--temperature": temperature, "--top-p": top_p, "--verification": verification}
+        others = {"--num": num, "--max-tokens": max_tokens, "--cycles": cycles, "--quick": quick, "--prompts": prompts}
+        others |= {"--prompt": prompt, "--verify-lossless": verify_lossless, "--backend": names.backend}
+        refuse_in_replay(sampling | others)
+        check_names(names.target, names.draft, None)
         check_out(out)
-        pair = load(name, draft, head, dtype=dtype, device=device, backend=backend)
-        rules = contestants.field_for(specs, [pair.head] if pair.head else [], quick=quick)
-        sets = [questions.encoded(pair, of, num_dev=plan.num_dev, num_test=plan.num_test) for of in texts]
-        contest = Contest(pair=pair, rules=rules, sets=sets, plan=plan, costs=measure(pair))
-        if code := race(contest, verify=verify_lossless, out=out, as_json=as_json):
-            raise typer.Exit(code)
+        tell(_replayed(labels, specs, machine_of(costs), names, seed, quiet=as_json), out=out, as_json=as_json)
+        return
+    if costs is not None:
+        raise ValueError("--costs is for --replay LABELS: by the clock a machine has its own costs.")
+    options: dict[str, Any] = sampled(names.usual, temperature, top_p) | (QUICK if quick else {})
+    options |= {key: size for key, size in sizes.items() if size is not None}
+    if verification:
+        options["verifications"] = tuple(dict.fromkeys(verification))
+    plan = BenchPlan(**options, seed=seed)
+    names.check(*specs)
+    texts = questions.read(prompts or (), prompt or ())
+    check_out(out)
+    pair = names.load()
+    rules = contestants.field_for(specs, [pair.head] if pair.head else [], quick=quick)
+    sets = [questions.encoded(pair, of, num_dev=plan.num_dev, num_test=plan.num_test) for of in texts]
+    contest = Contest(pair=pair, rules=rules, sets=sets, plan=plan, costs=measure(pair))
+    if code := race(contest, verify=verify_lossless, out=out, as_json=as_json):
+        raise typer.Exit(code)
 
 
 def refuse_in_replay(options: Mapping[str, Any]) -> None:
@@ -158,28 +143,25 @@ def _replayed(
     labels: Path,
     specs: "Sequence[PolicySpec]",
     machine: "Machine | None",
-    names: tuple[str | None, str | None, str | None],
+    names: Names,
     seed: int,
-    dtype: DType,
-    device: str | None,
+    *,
     quiet: bool,
 ) -> "Results":
     """The table at the costs of a machine, or at those of the pair that the labels are of."""
     from specdecpp.bench import contestants, replays
     from specdecpp.report import render
 
-    heads = replays.heads_for(labels, names[-1])
+    heads = replays.heads_for(labels, names.head)
     rules = contestants.field_for(specs, list(heads.values()))
     recording, pair = replays.recorded(labels, heads), None
     if machine is None:
-        pair, machine = _here(labels, *names, dtype=dtype, device=device)
+        pair, machine = _here(labels, names)
     with render.waiting("replaying", quiet=quiet):
         return replays.results_of(replays.Stage(recording, rules, seed=seed), machine, labels=labels, pair=pair)
 
 
-def _here(
-    labels: Path, target: str | None, draft: str | None, head: str | None, *, dtype: DType, device: str | None
-) -> "tuple[Pair, Machine]":
+def _here(labels: Path, names: Names) -> "tuple[Pair, Machine]":
     """The pair that the labels are of, unless another is named, and its costs on this machine."""
     from specdecpp.bench import replays
     from specdecpp.bench.results import Machine
@@ -188,9 +170,9 @@ def _here(
     from specdecpp.report import render
     from specdecpp.training import shards
 
-    own = shards.about(labels).get("names", {}) if target is None else {}
+    own = shards.about(labels).get("names", {}) if names.target is None else {}
     try:
-        pair = load(own.get("target", target), own.get("draft", draft), head, dtype=dtype, device=device)
+        pair = replace(names, target=own.get("target", names.target), draft=own.get("draft", names.draft)).load()
     except PairError as error:
         if not own:
             raise

@@ -8,25 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
-    BackendOption,
-    Device,
-    Draft,
-    DType,
-    DTypeOption,
-    Head,
     Json,
+    Names,
     PromptKind,
     Prompts,
     Quick,
-    Target,
     TopP,
-    check_names,
     clock,
     interruptible,
-    load,
     print_json,
-    told,
-    usual,
+    with_pair,
 )
 
 if TYPE_CHECKING:
@@ -38,10 +29,9 @@ EXAMPLES = (
 )
 
 
+@with_pair()
 def check(
-    target: Target = None,
-    draft: Draft = None,
-    head: Head = None,
+    names: Names,
     prompts: Prompts = None,
     prompt: PromptKind = None,
     num: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
@@ -50,9 +40,6 @@ def check(
     quick: Quick = False,
     minutes: Annotated[float | None, typer.Option(metavar="N", help="At most N minutes.  [default: 1; quick: 1/4]")] = None,
     as_json: Json = False,
-    dtype: DTypeOption = DType.auto,
-    device: Device = None,
-    backend: BackendOption = None,
 ) -> None:
     """Measure a pair in a minute: is it worth it?
 
@@ -60,27 +47,25 @@ def check(
     drafted, which length or rule is therefore fastest, and what stands in the way. The estimate is refined until it is
     tight or the time is over, loading not counted; Ctrl-C ends it with what is known.
     """
-    with told():
-        from specdecpp.bench import check as checking
-        from specdecpp.bench import questions
-        from specdecpp.report import advice
+    from specdecpp.bench import check as checking
+    from specdecpp.bench import questions
+    from specdecpp.report import advice
 
-        if quick and minutes is not None:
-            raise ValueError(f"--quick is 15 seconds, and --minutes {minutes:g} is another time. Give one.")
-        seconds = checking.QUICK_S if quick else checking.USUAL_S if minutes is None else 60 * minutes
-        trial = checking.Trial(seconds=seconds, temperature=temperature, top_p=top_p)
-        check_names(target, draft, head)
-        target = usual(target, draft, head)
-        texts = questions.read(prompts or (), prompt or ())
-        started = perf_counter()
-        pair = load(target, draft, head, dtype=dtype, device=device, backend=backend)
-        print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
-        sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
-        found = _checked(checking.Checking(pair, sets, trial), trial)
-        if as_json:
-            print_json(advice.to_dict(found))
-        else:
-            _show(found)
+    if quick and minutes is not None:
+        raise ValueError(f"--quick is 15 seconds, and --minutes {minutes:g} is another time. Give one.")
+    seconds = checking.QUICK_S if quick else checking.USUAL_S if minutes is None else 60 * minutes
+    trial = checking.Trial(seconds=seconds, temperature=temperature, top_p=top_p)
+    names.check()
+    texts = questions.read(prompts or (), prompt or ())
+    started = perf_counter()
+    pair = names.load()
+    print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
+    sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
+    found = _checked(checking.Checking(pair, sets, trial), trial)
+    if as_json:
+        print_json(advice.to_dict(found))
+    else:
+        _show(found)
 
 
 def _checked(checking: "Checking", trial: "Trial") -> "Check":

@@ -8,7 +8,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -123,6 +127,58 @@ def check_names(
         spec.build(None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """A pair as it is named on the command line, and how it is to be run."""
+
+    target: str | None
+    draft: str | None
+    head: str | None
+    dtype: DType
+    device: str | None
+    backend: str | None
+    copies: bool
+
+    def check(self, *specs: "PolicySpec | None") -> None:
+        """Refuse, before models are loaded, names that make no pair, and policies that lack their head (`check_names`)."""
+        for spec in specs or (None,):
+            check_names(self.target, self.draft, self.head, spec, copies=self.copies)
+
+    @property
+    def usual(self) -> str | None:
+        return usual(self.target, self.draft, self.head)
+
+    def load(self) -> "Pair":
+        return load(self.usual, self.draft, self.head, dtype=self.dtype, device=self.device, backend=self.backend)
+
+
+def with_pair(*, copies: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb the options that name a pair, which it gets as `names`, and tell its errors in a line (`told`).
+
+    `copies`: a target may stand alone, draft tokens are then copied from the text.
+    """
+    first = {"target": Target, "draft": DraftOrCopies if copies else Draft, "head": Head}
+    last = {"dtype": DTypeOption, "device": Device, "backend": BackendOption}
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @wraps(verb)
+        def run(**given: Any) -> None:
+            with told():
+                names = Names(**{name: given.pop(name) for name in (*first, *last)}, copies=copies)
+                verb(names, **given)
+
+        def option(name: str, annotation: Any) -> Parameter:
+            default = DType.auto if name == "dtype" else None
+            return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation, default=default)
+
+        _, *own = signature(verb, eval_str=True).parameters.values()
+        shown = [*starmap(option, first.items()), *own, *starmap(option, last.items())]
+        run.__signature__ = Signature(shown)  # pyright: ignore[reportAttributeAccessIssue] (typer reads it)
+        return run
+
+    return decorate
+
+
 def usual(target: str | None, draft: str | None, head: str | None) -> str | None:
     """The target, or where no part of a pair is named a pair's name: `smollm2` where it can be had, else `reference`.
 
@@ -188,7 +244,8 @@ def silence(*names: str | None) -> None:
 @contextmanager
 def _heard(tell: Callable[[str], None]) -> Iterator[None]:
     """Pass what `load_pair` logs to this function."""
-    log, handler = logging.getLogger("specdecpp.loading"), _Told(tell)
+    log, handler = logging.getLogger("specdecpp.loading"), logging.Handler()
+    handler.emit = lambda record: tell(record.getMessage())
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -197,15 +254,6 @@ def _heard(tell: Callable[[str], None]) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-
-
-class _Told(logging.Handler):
-    def __init__(self, tell: Callable[[str], None]):
-        super().__init__()
-        self._tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._tell(record.getMessage())
 
 
 def clock(seconds: float) -> str:

@@ -7,17 +7,9 @@ import typer
 
 from specdecpp.cli.bench import race
 from specdecpp.cli.common import (
-    BackendOption,
-    Device,
-    Draft,
-    DType,
-    Head,
     Json,
-    Target,
-    check_names,
-    load,
-    told,
-    usual,
+    Names,
+    with_pair,
 )
 
 if TYPE_CHECKING:
@@ -42,48 +34,44 @@ SLOW = {"cycles": 1, "max_tokens": 80}
 """The size for SmolLM2, with a third of the settings of its rivals, so that it ends within a minute or two."""
 
 
+@with_pair()
 def demo(
-    target: Target = None,
-    draft: Draft = None,
-    head: Head = None,
+    names: Names,
     num: Annotated[int, typer.Option(metavar="N", min=1, max=4, help="How many of the built-in prompts, 1 to 4.")] = 4,
     cycles: Annotated[int | None, typer.Option(metavar="N", help="How often all are timed.  [default: 3; smollm2: 1]")] = None,
     as_json: Json = False,
-    device: Device = None,
-    backend: BackendOption = None,
 ) -> None:
     """Watch a pair decode, then compare policies.
 
     The comparison is a bench with a fixed plan: same prompts, seeds and code; policies interleaved; the rivals tuned on
     other prompts. With SmolLM2 (where its file is installed) or the reference pair it takes about a minute.
     """
-    with told():
-        check_names(target, draft, head)
-        from specdecpp.bench import questions
-        from specdecpp.bench.contest import SAMPLED, BenchPlan, Contest
-        from specdecpp.costs.known import measured
+    names.check()
+    from specdecpp.bench import questions
+    from specdecpp.bench.contest import SAMPLED, BenchPlan, Contest
+    from specdecpp.costs.known import measured
 
-        name = usual(target, draft, head)
-        size = SLOW if name == "smollm2" else USUAL
-        sampling = {"temperature": 1.0, "top_p": 1.0} | SAMPLED.get(name, {})
-        plan = BenchPlan(
-            temperatures=(sampling["temperature"],),
-            top_p=sampling["top_p"],
-            verifications=("token",),
-            num_dev=3,
-            num_test=num,
-            num_cycles=size["cycles"] if cycles is None else cycles,
-            max_tokens=size["max_tokens"],
-        )
-        pair = load(name, draft, head, dtype=DType.auto, device=device, backend=backend)
-        if target is None and head is None and name == "reference":
-            print(NO_SMOLLM2, file=sys.stderr)
-        _live(pair, num, {"max_tokens": plan.max_tokens, "seed": plan.seed, **sampling}, stderr=as_json)
-        rules = tuple(field(pair.head, thin=3 if size is SLOW else 1))
-        asked = questions.encoded(pair, questions.BUILT_IN, num_dev=plan.num_dev, num_test=plan.num_test)
-        code = race(Contest(pair=pair, rules=rules, sets=[asked], plan=plan, costs=measured(pair)), as_json=as_json)
-        if code:
-            raise typer.Exit(code)
+    name = names.usual
+    size = SLOW if name == "smollm2" else USUAL
+    sampling = {"temperature": 1.0, "top_p": 1.0} | SAMPLED.get(name, {})
+    plan = BenchPlan(
+        temperatures=(sampling["temperature"],),
+        top_p=sampling["top_p"],
+        verifications=("token",),
+        num_dev=3,
+        num_test=num,
+        num_cycles=size["cycles"] if cycles is None else cycles,
+        max_tokens=size["max_tokens"],
+    )
+    pair = names.load()
+    if names.target is None and names.head is None and name == "reference":
+        print(NO_SMOLLM2, file=sys.stderr)
+    _live(pair, num, {"max_tokens": plan.max_tokens, "seed": plan.seed, **sampling}, stderr=as_json)
+    rules = tuple(field(pair.head, thin=3 if size is SLOW else 1))
+    asked = questions.encoded(pair, questions.BUILT_IN, num_dev=plan.num_dev, num_test=plan.num_test)
+    code = race(Contest(pair=pair, rules=rules, sets=[asked], plan=plan, costs=measured(pair)), as_json=as_json)
+    if code:
+        raise typer.Exit(code)
 
 
 def field(head: "AcceptanceHead | None", *, thin: int) -> "Iterator[Contender]":

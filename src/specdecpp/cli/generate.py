@@ -6,24 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
-    BackendOption,
-    Device,
-    DraftOrCopies,
-    DType,
-    DTypeOption,
-    Head,
     Json,
     Lossy,
     MaxTokens,
-    Target,
+    Names,
     Temperature,
     TopPOfModel,
     Verification,
-    check_names,
-    load,
     print_json,
-    told,
-    usual,
+    with_pair,
     write,
 )
 
@@ -44,11 +35,10 @@ POLICY_HELP = (
 )
 
 
+@with_pair(copies=True)
 def generate(
+    names: Names,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or none: standard input.")] = None,
-    target: Target = None,
-    draft: DraftOrCopies = None,
-    head: Head = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
     verification: Verification = "token",
     lossy: Lossy = False,
@@ -59,40 +49,36 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Plain text, though there is a chat template.")] = False,
     as_json: Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="Figures on stderr, where a terminal has them anyway.")] = False,
-    dtype: DTypeOption = DType.auto,
-    device: Device = None,
-    backend: BackendOption = None,
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
-    with told():
-        from specdecpp.policy_spec import as_prompt, check_sampling, parse_policy, spec_of, to_dict, watched
-        from specdecpp.report import render
-        from specdecpp.sampling import asked
+    from specdecpp.policy_spec import as_prompt, check_sampling, parse_policy, spec_of, to_dict, watched
+    from specdecpp.report import render
+    from specdecpp.sampling import asked
 
-        spec = None if policy is None else parse_policy(policy)
-        text = _prompt_text(prompt)
-        check_names(target, draft, head, spec, copies=True)
-        options: Options = {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "seed": seed,
-        }
-        check_sampling(options)
-        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, backend=backend)
-        is_greedy = asked(options, pair.sampling).is_greedy
-        rule = None if spec is None else spec.build(pair.head)
-        decoder = _decoder(pair, rule, verification, is_greedy=is_greedy, lossless=not lossy)
-        show = (lambda step: None) if as_json else (lambda step: write(step.text))
-        output = watched(decoder, as_prompt(pair, text, chat=False if raw else None), show, **options)
-        if not (as_json or output.text.endswith("\n")):
-            write("\n")
-        name = spec_of(decoder.policy)
-        if as_json:
-            print_json(to_dict(output, policy=name, seed=seed))
-        err = render.console(stderr=True)
-        if stats or (err.is_terminal and not as_json):
-            err.print(render.stats(output.metrics, policy=name, seed=seed, finish_reason=output.finish_reason))
+    spec = None if policy is None else parse_policy(policy)
+    text = _prompt_text(prompt)
+    names.check(spec)
+    options: Options = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+    }
+    check_sampling(options)
+    pair = names.load()
+    is_greedy = asked(options, pair.sampling).is_greedy
+    rule = None if spec is None else spec.build(pair.head)
+    decoder = _decoder(pair, rule, verification, is_greedy=is_greedy, lossless=not lossy)
+    show = (lambda step: None) if as_json else (lambda step: write(step.text))
+    output = watched(decoder, as_prompt(pair, text, chat=False if raw else None), show, **options)
+    if not (as_json or output.text.endswith("\n")):
+        write("\n")
+    name = spec_of(decoder.policy)
+    if as_json:
+        print_json(to_dict(output, policy=name, seed=seed))
+    err = render.console(stderr=True)
+    if stats or (err.is_terminal and not as_json):
+        err.print(render.stats(output.metrics, policy=name, seed=seed, finish_reason=output.finish_reason))
 
 
 def _prompt_text(argument: str | None) -> str:
