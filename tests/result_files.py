@@ -25,7 +25,7 @@ def results(*, c: float = 0.22, kind: Literal["bench", "replay"] = "replay", is_
     costs = {"name": name, "draft_s": TARGET_S * c, "passes": passes, "c": c}
     rows = [row for name in DATASETS for t in (0.0, 1.0) for row in _board(name, t, costs)]
     if is_bare:
-        nothing = {"speedup_interval": None, "gain_interval": None, "time_shares": None, "drafted_histogram": {}}
+        nothing = {"speedup_interval": None, "gain_interval": None, "time_shares": None}
         nothing |= {"share_of_headroom": {"hindsight": None, "perfect": None}}
         rows = [{**row, **nothing} for row in rows if row["role"] != "oracle"]
     return Results(
@@ -120,7 +120,6 @@ def _figures(drafted: np.ndarray, accepted: np.ndarray, costs: dict[str, Any]) -
         "discard_rate": (num_drafted - (num_tokens - NUM_ROUNDS)) / num_tokens,
         "verification_rate": NUM_ROUNDS / num_tokens,
         "time_shares": {"draft": share, "verify": 1 - share, "head": 0.0, "other": 0.0},
-        "drafted_histogram": {str(k): n for k, n in zip(depths, counts, strict=True)},
         "num_tokens": num_tokens,
     }
 

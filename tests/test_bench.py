@@ -701,11 +701,6 @@ def test_bad_usage_is_told_in_a_line(names: list[str], options: list[str], code:
     assert words in refused("bench", *names, *options, code=code)
 
 
-def test_half_a_pair_is_refused(names: list[str]):
-    """Catches a missing draft that is completed by the reference pair."""
-    assert "--target and --draft go together" in refused("bench", *names[:2], code=2)
-
-
 # Interrupts
 
 ONE_RULE = ("--policy", "fixed:2", "--num", "4", "--temperature", "1", "--verification", "token")

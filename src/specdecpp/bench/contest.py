@@ -19,7 +19,7 @@ from specdecpp.bench.rows import MIN_PROMPTS, Entry, Tally, rows_of
 from specdecpp.decoder import Decoder, Output, Prompt
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
-from specdecpp.policies import Costs, Policy, SpecDecPP
+from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policy_spec import label_of, spec_of
 from specdecpp.sampling import Sampling
@@ -95,8 +95,11 @@ class BenchPlan:
 
 QUICK = {"num_dev": 3, "num_test": 6, "num_cycles": 1, "max_tokens": 64}
 """Sizes of a quick bench."""
-SAMPLED: dict[str | None, dict[str, Any]] = {"smollm2": {"temperature": 0.7, "top_p": 0.9}}
-"""Sampling that users of a pair ask for; of others temperature 1."""
+
+
+def usual_sampling(pair: str | None) -> dict[str, float]:
+    """Temperature and top_p that users of the pair of this name ask for; of others temperature 1."""
+    return {"temperature": 0.7, "top_p": 0.9} if pair == "smollm2" else {"temperature": 1.0, "top_p": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,18 +314,11 @@ def head_of(policy: Policy) -> AcceptanceHead | None:
 
 
 def head_notes(policies: Iterable[Policy], *, temperatures: Sequence[float]) -> list[str]:
-    """Where heads are asked something that they were not made for."""
+    """Heads that were asked at temperatures which they were not made for."""
     notes: set[str] = set()
-    for policy in policies:
-        if (head := head_of(policy)) is None:
-            continue
+    for head in filter(None, map(head_of, policies)):
         made_for = (head.card.sampling or {}).get("temperature")
         other = [f"{t:g}" for t in temperatures if made_for is not None and t != made_for]
         if other:
             notes.add(f"The head was made for temperature {made_for:g}, and was also asked at {', '.join(other)}.")
-        weight = head.card.calibration.rejection_weight
-        if isinstance(policy, SpecDecPP) and not policy.calibrated and weight != 6:
-            notes.add(
-                f"SpecDec++ raw is the paper's setting for a head trained with w_rej = 6; this head's weight is {weight:g}."
-            )
     return sorted(notes)

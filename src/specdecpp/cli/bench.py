@@ -10,8 +10,8 @@ import typer
 
 from specdecpp.cli.common import (
     Json,
-    Names,
     Out,
+    PairNames,
     PolicySpecs,
     PromptKind,
     Prompts,
@@ -40,7 +40,7 @@ EXAMPLES = (
 
 @with_pair()
 def bench(
-    names: Names,
+    names: PairNames,
     prompts: Prompts = None,
     prompt: PromptKind = None,
     num: Annotated[
@@ -143,7 +143,7 @@ def _replayed(
     labels: Path,
     specs: "Sequence[PolicySpec]",
     machine: "Machine | None",
-    names: Names,
+    names: PairNames,
     seed: int,
     *,
     quiet: bool,
@@ -161,7 +161,7 @@ def _replayed(
         return replays.results_of(replays.Stage(recording, rules, seed=seed), machine, labels=labels, pair=pair)
 
 
-def _here(labels: Path, names: Names) -> "tuple[Pair, Machine]":
+def _here(labels: Path, names: PairNames) -> "tuple[Pair, Machine]":
     """The pair that the labels are of, unless another is named, and its costs on this machine."""
     from specdecpp.bench import replays
     from specdecpp.bench.results import Machine
@@ -187,9 +187,9 @@ def _here(labels: Path, names: Names) -> "tuple[Pair, Machine]":
 
 def sampled(pair: str | None, temperatures: Sequence[float] | None, top_p: float | None) -> dict[str, Any]:
     """Temperatures and top_p: those that are asked for, else greedy and as a pair of this name is sampled by its users."""
-    from specdecpp.bench.contest import SAMPLED
+    from specdecpp.bench.contest import usual_sampling
 
-    usual = {"temperature": 1.0, "top_p": 1.0} | SAMPLED.get(pair, {})
+    usual = usual_sampling(pair)
     asked = tuple(dict.fromkeys(temperatures or (0.0, usual["temperature"])))
     return {"temperatures": asked, "top_p": usual["top_p"] if top_p is None else top_p}
 

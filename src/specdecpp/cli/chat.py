@@ -9,7 +9,7 @@ import typer
 
 from specdecpp.cli.common import (
     MaxTokens,
-    Names,
+    PairNames,
     Temperature,
     TopPOfModel,
     with_pair,
@@ -30,7 +30,7 @@ Messages = list[dict[str, str]]
 
 @with_pair(copies=True)
 def chat(
-    names: Names,
+    names: PairNames,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help="When to stop drafting, as in generate.")] = None,
     max_tokens: MaxTokens = 512,

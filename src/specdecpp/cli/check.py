@@ -9,7 +9,7 @@ import typer
 
 from specdecpp.cli.common import (
     Json,
-    Names,
+    PairNames,
     PromptKind,
     Prompts,
     Quick,
@@ -31,7 +31,7 @@ EXAMPLES = (
 
 @with_pair()
 def check(
-    names: Names,
+    names: PairNames,
     prompts: Prompts = None,
     prompt: PromptKind = None,
     num: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,

@@ -128,7 +128,7 @@ def check_names(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Names:
+class PairNames:
     """A pair as it is named on the command line, and how it is to be run."""
 
     target: str | None
@@ -164,7 +164,7 @@ def with_pair(*, copies: bool = False) -> Callable[[Callable[..., None]], Callab
         @wraps(verb)
         def run(**given: Any) -> None:
             with told():
-                names = Names(**{name: given.pop(name) for name in (*first, *last)}, copies=copies)
+                names = PairNames(**{name: given.pop(name) for name in (*first, *last)}, copies=copies)
                 verb(names, **given)
 
         def option(name: str, annotation: Any) -> Parameter:

@@ -8,7 +8,7 @@ import typer
 from specdecpp.cli.bench import race
 from specdecpp.cli.common import (
     Json,
-    Names,
+    PairNames,
     with_pair,
 )
 
@@ -36,7 +36,7 @@ SLOW = {"cycles": 1, "max_tokens": 80}
 
 @with_pair()
 def demo(
-    names: Names,
+    names: PairNames,
     num: Annotated[int, typer.Option(metavar="N", min=1, max=4, help="How many of the built-in prompts, 1 to 4.")] = 4,
     cycles: Annotated[int | None, typer.Option(metavar="N", help="How often all are timed.  [default: 3; smollm2: 1]")] = None,
     as_json: Json = False,
@@ -48,12 +48,12 @@ def demo(
     """
     names.check()
     from specdecpp.bench import questions
-    from specdecpp.bench.contest import SAMPLED, BenchPlan, Contest
+    from specdecpp.bench.contest import BenchPlan, Contest, usual_sampling
     from specdecpp.costs.known import measured
 
     name = names.usual
     size = SLOW if name == "smollm2" else USUAL
-    sampling = {"temperature": 1.0, "top_p": 1.0} | SAMPLED.get(name, {})
+    sampling = usual_sampling(name)
     plan = BenchPlan(
         temperatures=(sampling["temperature"],),
         top_p=sampling["top_p"],

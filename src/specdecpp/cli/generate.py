@@ -9,7 +9,7 @@ from specdecpp.cli.common import (
     Json,
     Lossy,
     MaxTokens,
-    Names,
+    PairNames,
     Temperature,
     TopPOfModel,
     Verification,
@@ -37,7 +37,7 @@ POLICY_HELP = (
 
 @with_pair(copies=True)
 def generate(
-    names: Names,
+    names: PairNames,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or none: standard input.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
     verification: Verification = "token",
