@@ -26,7 +26,7 @@ import clients
 from peers.provenance import provenance
 
 import specdecpp as sd
-from specdecpp.bench.interleaving import in_turn
+from specdecpp.bench.contest import in_turn
 from specdecpp.decoder import encode
 from specdecpp.policies import CostAware, Fixed
 from specdecpp.policy_spec import as_prompt

@@ -30,7 +30,7 @@ from peers.protocol import Load, Request, Worker
 from peers.provenance import provenance
 
 import specdecpp as sd
-from specdecpp.bench.interleaving import in_turn
+from specdecpp.bench.contest import in_turn
 from specdecpp.decoder import default_policy, encode
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.lab import WithCopies

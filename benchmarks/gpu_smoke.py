@@ -164,11 +164,6 @@ def recipe(place: Place, name: str) -> str:
     return str(path)
 
 
-def calibrate(place: Place) -> str:
-    given = ("--prompts", place.prompts, "--rows", "8", "--max-tokens", "16", "--target", "reference")
-    return place.verb("calibrate", str(place.folder / "recipe" / "heads" / "own"), *given)
-
-
 def serve(place: Place) -> str:
     """A server around a pair, and a request."""
     from specdecpp.serving import ServerSettings
@@ -212,18 +207,16 @@ LINES: dict[str, Line] = {
     "generate --device, a pair of files": lambda at: at.verb("generate", PROMPT, *files(at), "--max-tokens", "32"),
     "chat --device, a pair of files": lambda at: at.verb("chat", *files(at), "--max-tokens", "16", given="Hello.\nWhy?\n"),
     "serve --device": serve,
-    "run, pair.device in a recipe": lambda at: at.verb("run", recipe(at, "recipe"), device=False),
-    "collect, pair.device in a recipe": lambda at: at.verb("collect", recipe(at, "labels"), "--yes", device=False),
-    "calibrate --device": calibrate,
-    "replay --device": lambda at: at.verb("replay", str(at.folder / "recipe" / "labels"), "--policy", "fixed:2"),
+    "train, pair.device in a recipe": lambda at: at.verb("train", recipe(at, "recipe"), device=False),
+    "bench --replay --device": lambda at: at.verb(
+        "bench", "--replay", str(at.folder / "recipe" / "labels"), "--policy", "fixed:2"
+    ),
     "distil --device": distil("--layers", "1+1"),
     "distil --device, a file": distil("--layers", "1+1", "--no-head"),
-    "check --device": lambda at: at.verb("check", "reference", *QUICK),
-    "demo --device": lambda at: at.verb(
-        "demo", "--target", "reference", "--num", "1", "--cycles", "1", "--max-tokens", "16", "--quiet"
-    ),
+    "check --device": lambda at: at.verb("check", "--target", "reference", "--num", "2", "--quick"),
+    "demo --device": lambda at: at.verb("demo", "--target", "reference", "--num", "1", "--cycles", "1"),
     "bench --device": lambda at: at.verb(
-        "bench", "--target", "reference", "--quick", *QUICK, "--num-dev", "1", "--temperature", "1", "--policy", "fixed:2"
+        "bench", "--target", "reference", "--quick", *QUICK, "--temperature", "1", "--policy", "fixed:2"
     ),
 }
 

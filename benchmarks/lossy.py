@@ -21,7 +21,7 @@ from typing import Any
 from peers.provenance import provenance
 
 import specdecpp as sd
-from specdecpp.bench.interleaving import interleaved
+from specdecpp.bench.contest import interleaved
 from specdecpp.lab.lossy import Chow, Fuzzy, OptimalDeferral, TokenCascade, TVBudget, Typical
 from specdecpp.metrics import Metrics
 from specdecpp.policy_spec import as_prompt, label_of, parse_policy

@@ -28,7 +28,7 @@ from batch import loaded
 from peers.provenance import provenance
 
 import specdecpp as sd
-from specdecpp.bench.interleaving import in_turn
+from specdecpp.bench.contest import in_turn
 from specdecpp.costs.known import measured
 from specdecpp.lab import (
     AcceptanceEMA,

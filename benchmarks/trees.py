@@ -29,7 +29,7 @@ from peers.provenance import provenance
 
 import specdecpp as sd
 from specdecpp.bench import questions
-from specdecpp.bench.interleaving import in_turn
+from specdecpp.bench.contest import in_turn
 from specdecpp.decoder import run
 from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, OptTree, Tree, TreePolicy, Widths
 from specdecpp.lab.trees.recorded import recorded

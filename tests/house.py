@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "specdecpp"
 CODE = {".py", ".h", ".cpp", ".js"}
 CORE = ("policies", "costs", "drafters", "head")
-OUTER = ("lab", "serving", "training", "distillation", "bench", "report", "cli", "integrations", "demo", "replay")
+OUTER = ("lab", "serving", "training", "distillation", "bench", "report", "cli", "integrations", "replay")
 BAD_STARTS = ("Of", "Whether", "What", "As", "That", "The same")
 
 

@@ -69,9 +69,9 @@ STAND_INS = {
 """Words of commands and names in recipes and in Python, and what stands for them. Files are made by `folder`."""
 SMALL = {
     "generate": "--max-tokens 12",
-    "demo": "--num 1 --cycles 1 --max-tokens 6",
+    "demo": "--num 1 --cycles 1",
     "bench --replay": "--policy fixed:2 --policy cumulative:0.2",
-    "bench": "--quick --num-dev 1 --num 4 --max-tokens 6 --temperature 0 --policy fixed:2 --policy cumulative:0.2",
+    "bench": "--quick --num 4 --max-tokens 6 --temperature 0 --policy fixed:2 --policy cumulative:0.2",
     "check": "--minutes 0.02",
 }
 """What is added to a verb's options, so that it is done in seconds; the last of two options counts."""

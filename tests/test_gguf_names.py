@@ -70,6 +70,6 @@ def test_a_check_takes_gguf_files(tmp_path: Path):
     for role in ("target", "draft"):
         converted("draft", tmp_path / f"{role}.gguf", "q8_0")
     names = [str(tmp_path / "target.gguf"), "--draft", str(tmp_path / "draft.gguf")]
-    result = CliRunner().invoke(cli.app, ["check", *names, "--num", "2", "--max-tokens", "8", "--json"])
+    result = CliRunner().invoke(cli.app, ["check", "--target", *names, "--num", "2", "--quick", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["acceptance"] > 0.99

@@ -32,8 +32,8 @@ from specdecpp.lab.adaptive import Drift
 from specdecpp.lab.history import Counts
 from specdecpp.lab.meta import Gain
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
-from specdecpp.policies.learning import Experience
 from specdecpp.policies.head import heads
+from specdecpp.policies.learning import Experience
 from specdecpp.policies.protocol import Evidence, Given, Stop, decide
 from specdecpp.policies.score import by_q
 from specdecpp.replay.replayed import ReplayedStep

@@ -23,7 +23,7 @@ MODULES = {
 FLOORS = (
     ("replay",),
     ("training",),
-    ("bench", "demo"),
+    ("bench",),
     ("report",),
     ("distillation", "serving", "integrations"),
     ("cli",),
@@ -140,7 +140,7 @@ def test_online_modules_import_no_offline_room(module: str) -> None:
 def test_a_door_leads_down(room: str) -> None:
     """Catches a bench that knows how it is reported, and two rooms that cannot be read one after the other."""
     lower = [other for floor in FLOORS[: next(i for i, floor in enumerate(FLOORS) if room in floor)] for other in floor]
-    open_to = {*lower, room, *(("demo", "bench") if room in ("demo", "bench") else ())}
+    open_to = {*lower, room}
     found = {name for module in MODULES if is_within(module, room) for name in imports_of(module)}
     assert not [name for name in found for other in OFFLINE if is_within(name, other) and other not in open_to]
 

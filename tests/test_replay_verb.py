@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from distributions import unchecked
-from records import Process, knowing_head, random_head, records, save
+from records import Process, knowing_head, records, save
 from typer.testing import CliRunner, Result
 
 from specdecpp import cli
 from specdecpp.bench import replays
 from specdecpp.bench.contestants import Contender, default_field, fixed_rule
-from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import Stage, calibration_of, recorded
-from specdecpp.bench.results import Results, Row
+from specdecpp.bench.results import Machine, Results, Row
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.loading.pair import REFERENCE, load_pair
-from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, Policy, SpecDecPP
 from specdecpp.replay.replay import replay
 from specdecpp.testing import save_tiny_pair
@@ -59,7 +57,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stage(labels: Path, head: Path) -> Stage:
     own = AcceptanceHead.from_pretrained(head)
-    return Stage(recorded(labels, {"knowing": own}, split="test", dev_split="dev"), default_field([own]), repeats=2)
+    return Stage(recorded(labels, {"knowing": own}), default_field([own]), repeats=2)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +139,7 @@ def test_other_costs_choose_other_settings_and_replay_no_more_than_needed(labels
         return replay(traces, policy, *rest, **options)
 
     monkeypatch.setattr(replays, "replay", counted)
-    stage = Stage(recorded(labels, {}, split="test", dev_split="dev"), default_field())
+    stage = Stage(recorded(labels, {}), default_field())
     cheap, dear = (stage.rows(Machine.relative(c)) for c in (0.02, 0.5))
     k = {
         name: next(r.policy for r in rows if r.role == "fixed" and r.chosen)
@@ -192,10 +190,12 @@ def test_rounds_end_where_the_branches_do(labels: Path):
         Contender(role="fixed", settings=(Fixed(k=8), Fixed(k=15))),
         Contender(role="free", settings=(CumulativeConfidence(threshold=0.0),)),
     ]
-    stage = Stage(recorded(labels, {}, split="test", dev_split="dev"), rules)
+    stage = Stage(recorded(labels, {}), rules)
     rows = stage.rows(PAPER)
     assert [row.policy for row in rows if row.role == "fixed" and row.dataset == "easy"] == ["fixed:8"]
-    assert max(int(k) for k in by_label(rows, "easy")["cumulative 0"].drafted_histogram) == 10
+    whole = by_label(rows, "easy")["cumulative 0"]
+    num_drafted = whole.discard_rate + 1 - whole.verification_rate
+    assert 7 < num_drafted / whole.verification_rate <= 10
     assert any("branches have 10 tokens" in note for note in stage.notes)
     assert Stage(stage.recording, [Contender(role="fixed", settings=(Fixed(k=15),))]).rules == []
 
@@ -204,7 +204,7 @@ def test_greedy_labels_make_greedy_rows(tmp_path: Path):
     """Catches rows of temperature 0 that go by token verification."""
     made = [*records(EASY, 2, num_tokens=30, seed=1, split="dev"), *records(EASY, 2, num_tokens=30, seed=2, split="test")]
     folder = save(tmp_path / "labels", made, **ABOUT | {"sampling": {"temperature": 0.0}})
-    rows = Stage(recorded(folder, {}, split="test", dev_split="dev"), [fixed_rule()]).rows(PAPER)
+    rows = Stage(recorded(folder, {}), [fixed_rule()]).rows(PAPER)
     assert {(row.temperature, row.verification) for row in rows} == {(0.0, "greedy")}
     assert all(row.gain_over_best_fixed is not None for row in rows)
 
@@ -219,17 +219,16 @@ def test_without_the_targets_view_of_branches_there_is_one_oracle(tmp_path: Path
         assert record.branches is not None
         made.append(replace(record, branches=replace(record.branches, log_ratio=None, overlap=None)))
     folder = save(tmp_path / "labels", made, **ABOUT)
-    rows = Stage(recorded(folder, {}, split="test", dev_split="dev"), [fixed_rule()]).rows(PAPER)
+    rows = Stage(recorded(folder, {}), [fixed_rule()]).rows(PAPER)
     assert [row.policy for row in rows if row.role == "oracle"] == ["hindsight"]
     assert all(row.share_of_headroom["perfect"] is None for row in rows)
 
 
-def test_one_split_is_not_both(labels: Path):
-    """Catches settings that are tuned on the answers they are measured on."""
-    with pytest.raises(ValueError, match="Name two splits"):
-        recorded(labels, {}, split="test", dev_split="test")
-    with pytest.raises(DataError, match="have no split train, only dev, test"):
-        recorded(labels, {}, split="test", dev_split="train")
+def test_both_splits_are_needed(tmp_path: Path):
+    """Catches settings that are chosen on nothing."""
+    folder = save(tmp_path / "labels", records(EASY, 2, num_tokens=30, seed=1, split="test"), **ABOUT)
+    with pytest.raises(DataError, match="have no split dev, only test"):
+        recorded(folder, {})
 
 
 # Machines
@@ -267,50 +266,28 @@ def test_costs_come_from_a_file_of_their_own_or_from_results(tmp_path: Path):
         Machine.read(tmp_path / "missing.json")
 
 
-def test_a_head_is_timed_by_its_candidates(tmp_path: Path):
-    """Catches seconds of a head that are a whole answer's, and a pair without a head that has some."""
-    save_tiny_pair(tmp_path)
-    pair = load_pair(tmp_path / "target", draft=tmp_path / "draft")
-    assert Machine.here(pair).head_s == 0
-    head = random_head(Process.random(32, seed=0))
-    machine = Machine.here(replace(pair, head=head))
-    assert machine.head_s > 0
-    assert machine.costs_of(CumulativeConfidence()) == machine.costs
-    with pytest.warns(UserWarning, match="calibrated"):
-        asked = SpecDecPP(head=head, calibrated=True)
-    assert machine.costs_of(asked).draft_s == pytest.approx(machine.costs.draft_s + machine.head_s)
-    assert isinstance(Metrics().head_s, float)
-
-
 # The verb
 
 
-def test_the_same_table_at_several_costs(labels: Path, head: Path, tmp_path: Path):
-    """Catches costs that overwrite each other's file, a head that does not arrive, and JSON with text in it."""
+def test_the_table_at_given_costs(labels: Path, head: Path, tmp_path: Path):
+    """Catches a head or costs that do not arrive, a file that is not where it was asked for, and JSON with text in it."""
     out = tmp_path / "r.json"
-    options = ["--head", str(head), "--c", "0.22", "--c", "0.05", "--out", str(out), "--json"]
+    options = ["--head", str(head), "--costs", "0.05", "--out", str(out), "--json"]
     result = call(str(labels), *options, "--policy", "cumulative:0.2", "--policy", "cost-aware", "--policy", "fixed:3")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("\n") == 1
-    said = json.loads(result.stdout)["results"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["r-c0.05.json", "r-c0.22.json"]
-    assert [Results.read(tmp_path / f"r-c{c}.json").to_dict() for c in (0.22, 0.05)] == said
-    assert [(r["costs"]["name"], r["costs"]["c"]) for r in said] == [("c = 0.22", 0.22), ("c = 0.05", 0.05)]
-    assert {r["role"] for r in said[0]["rows"]} == {"target", "fixed", "free", "cost_aware", "oracle"}
-    assert set(said[0]["reliability"]) == {"easy", "hard"}
-    assert said[0]["provenance"]["labels"]["names"] == {"target": "far/target", "draft": "draft"}
+    said = json.loads(result.stdout)
+    assert Results.read(out).to_dict() == said
+    assert (said["costs"]["name"], said["costs"]["c"]) == ("c = 0.05", 0.05)
+    assert {r["role"] for r in said["rows"]} == {"target", "fixed", "free", "cost_aware", "oracle"}
+    assert set(said["reliability"]) == {"easy", "hard"}
+    assert said["provenance"]["labels"]["names"] == {"target": "far/target", "draft": "draft"}
     assert str(tmp_path) not in json.dumps(said)
-
-
-def test_one_result_has_the_name_that_was_asked_for(labels: Path, tmp_path: Path):
-    """Catches a file that is not where it was asked for, and tables that a terminal breaks."""
-    out = tmp_path / "one.json"
-    result = call(str(labels), "--c", "0.22", "--out", str(out), "--policy", "heuristic")
-    assert result.exit_code == 0, result.output
-    assert out.is_file()
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    assert "easy, T = 1" in result.stdout
-    assert "hindsight" in result.stdout
+    again = call(str(labels), "--costs", str(out), "--policy", "heuristic")
+    assert again.exit_code == 0, again.output
+    assert max(map(len, again.stdout.splitlines())) <= 80
+    assert "easy, T = 1" in again.stdout
+    assert "hindsight" in again.stdout
 
 
 @pytest.fixture
@@ -361,19 +338,18 @@ def test_labels_know_their_pair(on_this_machine: tuple[Path, list[str]]):
         (["--policy", "max-confidence:drop=true"], 2, "drops a draft token"),
         (["--head", "/nowhere"], 1, "there is no head at"),
         (["--costs", "/nowhere.json"], 1, "does not hold costs"),
-        (["--c", "-1"], 2, "error: c, the time of a draft step"),
-        (["--c", "nan"], 2, "must be finite and at least 0, got nan"),
+        (["--costs", "-1"], 2, "error: c, the time of a draft step"),
+        (["--costs", "nan"], 2, "must be finite and at least 0, got nan"),
         (["--target", "x"], 2, "--target and --draft go together"),
         (["--out", "."], 1, "is a folder"),
         (["--quick"], 2, "--quick is for the clock"),
         (["--temperature", "0"], 2, "--temperature is for the clock"),
-        (["--num-dev", "0"], 2, "--num-dev is for the clock"),
         (["--prompts", "mine.jsonl"], 2, "--prompts is for the clock"),
     ],
 )
 def test_bad_usage_is_told_in_a_line(labels: Path, options: list[str], code: int, words: str):
     """Catches a value that runs into a traceback, or a refusal that does not say what is wrong."""
-    costs = [] if "--c" in options or "--costs" in options else ["--c", "0.22"]
+    costs = [] if "--costs" in options else ["--costs", "0.22"]
     result = call(str(labels), *costs, *options)
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     assert words in result.stderr
@@ -382,10 +358,10 @@ def test_bad_usage_is_told_in_a_line(labels: Path, options: list[str], code: int
 
 def test_labels_that_are_not_there_or_have_no_branches(tmp_path: Path):
     """Catches a traceback where a folder is missing, or where labels were collected without branches."""
-    assert "holds no labels" in call(str(tmp_path / "nowhere"), "--c", "0.2").stderr
+    assert "holds no labels" in call(str(tmp_path / "nowhere"), "--costs", "0.2").stderr
     made = [*records(EASY, 1, num_tokens=9, seed=1, split="dev", branches=False)]
     folder = save(tmp_path / "labels", [*made, *records(EASY, 1, num_tokens=9, seed=1, split="test")], **ABOUT)
-    result = call(str(folder), "--c", "0.2")
+    result = call(str(folder), "--costs", "0.2")
     assert result.exit_code == 1
     assert "collect.branches" in result.stderr
 
@@ -393,6 +369,6 @@ def test_labels_that_are_not_there_or_have_no_branches(tmp_path: Path):
 def test_the_rule_without_a_threshold_is_replayed_with_its_head(labels: Path, head: Path):
     """Catches opinions that are filed under another object than the policy's own head."""
     own = AcceptanceHead.from_pretrained(head)
-    recording = recorded(labels, {"head": own}, split="test", dev_split="dev")
+    recording = recorded(labels, {"head": own})
     stage = Stage(recording, [fixed_rule(), Contender(role="cost_aware", settings=(CostAware(head=own),))])
     assert stage.played("easy", CostAware(head=own), PAPER).num_tokens == 180

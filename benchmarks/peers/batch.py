@@ -23,7 +23,7 @@ from peers import environments as env
 from peers.plan import SMOLLM2, workers
 from peers.protocol import Load, Request, Worker, WorkerError
 from peers.provenance import provenance
-from specdecpp.bench.interleaving import in_turn
+from specdecpp.bench.contest import in_turn
 
 OUT = env.ROOT / "benchmarks/results/batch.json"
 AT_ONCE = (1, 8, 32)

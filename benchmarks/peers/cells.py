@@ -32,7 +32,7 @@ from peers.engines.ours import Ours
 from peers.plan import SMOLLM2, workers
 from peers.protocol import Answer, Load, Request, Worker
 from peers.provenance import provenance
-from specdecpp.bench.interleaving import in_turn
+from specdecpp.bench.contest import in_turn
 from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode
 from specdecpp.loading import shipped

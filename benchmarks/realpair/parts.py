@@ -152,7 +152,7 @@ def check(bench: Bench) -> None:
     """Seconds from the start of `specdecpp check` to the line with its verdict, None if it takes too long, and to its end."""
     if bench.log.has(bench.pair, "check", None, ["check"]):
         return
-    command = [sys.executable, "-m", "specdecpp", "check", *bench.names.arguments]
+    command = [sys.executable, "-m", "specdecpp", "check", "--target", *bench.names.arguments]
     started, verdict, limit_s = time.perf_counter(), None, QUICK_LIMIT_S if bench.plan.is_quick else CHECK_LIMIT_S
     own = _environment(bench.cache, PYTHONUNBUFFERED="1", NO_COLOR="1")
     with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import specdecpp as sd
-from specdecpp.bench.machines import Machine
+from specdecpp.bench.results import Machine
 from specdecpp.policies import Costs
 from specdecpp.training import shards
 from specdecpp.verify import BlockVerification

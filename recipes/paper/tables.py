@@ -23,9 +23,8 @@ import numpy as np
 import specdecpp as sd
 from specdecpp import lab
 from specdecpp.bench.contestants import Contender
-from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import Recording, Stage, recorded
-from specdecpp.bench.results import Row, provenance_of
+from specdecpp.bench.results import Machine, Row, provenance_of
 from specdecpp.bench.rows import Entry, Tally, rows_of
 from specdecpp.loading.pair import short_name
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, SpecDecPP
@@ -146,7 +145,7 @@ class Paper:
                     role="cost_aware",
                     policy="cost-aware",
                     label="cost-aware, block",
-                    is_chosen=True,
+                    chosen=True,
                     tally=block_tally([line for line in lines if line["source"] == dataset], machine),
                 ),
             ]
@@ -160,21 +159,18 @@ def block_tally(lines: list[dict], machine: Machine) -> Tally:
     prompts = sorted({line["prompt"] for line in lines})
     tokens, seconds = np.zeros(len(prompts)), np.zeros(len(prompts))
     steps = drafted = accepted = 0
-    histogram: dict[int, float] = {}
     for line in lines:
         i = prompts.index(line["prompt"])
         tokens[i] += line["num_tokens"]
         for k, a, n in line["rounds"]:
             seconds[i] += n * costs.round_s(k)
             steps, drafted, accepted = steps + n, drafted + n * k, accepted + n * a
-            histogram[k] = histogram.get(k, 0.0) + n
     return Tally(
         tokens=tokens,
         seconds=seconds,
         num_steps=steps,
         num_drafted=drafted,
         num_accepted=accepted,
-        drafted_histogram=histogram,
     )
 
 
@@ -257,14 +253,14 @@ def main() -> None:
     head, lagged = read(args.heads / "head"), read(args.heads / "head_lagged")
     machines = [*map(Machine.relative, C), *([Machine.read(args.costs)] if args.costs else [])]
     block = [json.loads(line) for line in args.block.read_text(encoding="utf-8").splitlines()] if args.block else []
-    recording = recorded(args.labels, {"head": head, "lagged": lagged}, split="test", dev_split="dev")
+    recording = recorded(args.labels, {"head": head, "lagged": lagged})
     paper = Paper(recording, field(head, lagged), block, repeats=args.repeats)
     names = [f"{float(m.name.removeprefix('c = ')):.2f}" if m.name.startswith("c = ") else "measured" for m in machines]
     found = {name: paper.on(machine) for name, machine in zip(names, machines, strict=True)}
     grid = {path.name.partition(",")[2]: read(path) for path in sorted(args.heads.glob("head_lagged,*"))}
     table: dict[str, Any] = {}
     if grid:
-        recording = recorded(args.labels, grid, split="test", dev_split="dev")
+        recording = recorded(args.labels, grid)
         table = grid_table(recording, grid, Machine.relative(0.22))
     show(found, table)
     if args.out:

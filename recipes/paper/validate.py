@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 import specdecpp as sd
-from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import recorded
-from specdecpp.bench.results import Results
+from specdecpp.bench.results import Machine, Results
 from specdecpp.loading.pair import REFERENCE
+from specdecpp.policies.head import costs_for
 from specdecpp.policy_spec import parse_policy
 from specdecpp.replay.replay import replay
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--bench", type=Path, required=True)
     args = parser.parse_args()
     head = sd.AcceptanceHead.from_pretrained(REFERENCE / "head")
-    recording = recorded(args.labels, {"head": head}, split="test", dev_split="dev")
+    recording = recorded(args.labels, {"head": head})
     machine = Machine.read(args.bench)
     print(f"{'':26}{'R_d clock':>10}{'replay':>8}{'R_v clock':>11}{'replay':>8}{'times clock':>22}{'replay':>8}")
     for row in Results.read(args.bench).rows:
@@ -33,7 +33,7 @@ def main() -> None:
             continue
         policy = parse_policy(row.policy).build(head)
         traces = [t for t in recording.test if t.source == NAMES[row.dataset]]
-        found = replay(traces, policy, machine.costs_of(policy), repeats=2, max_tokens=recording.longest)
+        found = replay(traces, policy, costs_for(policy, machine.costs), repeats=2, max_tokens=recording.longest)
         low, high = row.speedup_interval or (0.0, 0.0)
         print(
             f"{row.dataset:11}{row.label:15}{row.discard_rate:10.3f}{found.discard_rate:8.3f}{row.verification_rate:11.3f}"

@@ -22,7 +22,7 @@ import torch
 
 import specdecpp as sd
 from specdecpp.backends import Model
-from specdecpp.bench.interleaving import interleaved
+from specdecpp.bench.contest import interleaved
 from specdecpp.decoder import run
 from specdecpp.lab.parallel import ParallelDraft, ParallelHeads
 from specdecpp.policies import CostAware, Fixed

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import specdecpp as sd
 from specdecpp.bench.contestants import Contender
-from specdecpp.bench.machines import Machine
 from specdecpp.bench.replays import Stage, recorded
+from specdecpp.bench.results import Machine
 
 THRESHOLDS = tuple(i / 20 for i in range(4, 15))
 
@@ -28,9 +28,7 @@ def main() -> None:
     settings = tuple(
         sd.SpecDecPP(head=head, threshold=h, calibrated=True, min_tokens=least) for h in THRESHOLDS for least in (1, 2)
     )
-    stage = Stage(
-        recorded(args.labels, {"head": head}, split="test", dev_split="dev"), [Contender(role="other", settings=settings)]
-    )
+    stage = Stage(recorded(args.labels, {"head": head}), [Contender(role="other", settings=settings)])
     datasets = [None, *stage.recording.datasets]
     for policy in settings:
         speeds = (stage.played(dataset, policy, machine).speed_up for dataset in datasets)

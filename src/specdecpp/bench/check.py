@@ -1,7 +1,9 @@
-"""Is a pair worth it? Real steps on practice prompts for as long as one waits, and what follows from them at any moment.
+"""The check of a pair: real steps on practice prompts for as long as one waits, and what follows from them at any moment.
 
     practice (every length in turns, then the default rule) -> sums by prompt -> acceptance by depth, seconds by length
       -> speed-ups over the target alone, in decoding and of whole answers, with intervals -> verdict and advice
+
+    tokens a step: 1 + a_1 + a_1 a_2 + ..., a_d the acceptance at depth d      time of a step: by its length, linear between
 
 The steps are bounded by time: a check ends when its seconds are over, when the interval of the best is tight, or when more
 steps on these prompts would say little more. Intervals resample prompts (`replay.intervals`).
@@ -13,12 +15,11 @@ from functools import cached_property
 from itertools import zip_longest
 from math import isfinite
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from specdecpp.backends import ReadsBoth
-from specdecpp.bench import pace
-from specdecpp.bench.machines import Machine
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Interval
 from specdecpp.bench.rows import MIN_PROMPTS
@@ -46,7 +47,14 @@ ENOUGH = 5
 prompts."""
 HARDLY = 0.05
 """Draft tokens for a token of the answer below which a rule is taken to leave it to the target."""
+MOST = 20
+"""Draft tokens a step that are considered on other machines."""
 USUAL_S, QUICK_S = 60.0, 15.0
+
+Figure = Any
+"""A number, or one for each resample."""
+Pace = Callable[[Sums], Figure]
+"""Time of a token, in passes of the target alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +63,7 @@ class Trial:
 
     seconds: float = USUAL_S
     max_tokens: int = 96
-    """Tokens of the whole answers that are reckoned with."""
+    """Tokens of the whole answers whose time is given."""
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
@@ -99,7 +107,7 @@ class Check:
     """Estimates at a moment. Speed-ups are over the target alone; intervals are 95 % over prompts, None with fewer than
     four prompts. The length that is best is chosen on the steps that its interval is from."""
 
-    sums: tuple[Sums, ...]
+    seen: Sums
     """By prompt, of those on which something was seen."""
     default: Policy
     trial: Trial
@@ -111,9 +119,21 @@ class Check:
     """How forward passes are run, and why so."""
     is_interrupted: bool = False
 
+    @property
+    def num_seen(self) -> int:
+        return len(self.seen.default)
+
     @cached_property
     def total(self) -> Sums:
-        return Sums.of(np.sum([s.columns for s in self.sums], axis=0))
+        return self.seen.weighted(np.ones(self.num_seen))
+
+    @cached_property
+    def _draws(self) -> Sums | None:
+        """The sums of prompts drawn anew, many times; None where there are too few to say anything about their spread. Where a
+        draw lacks a length or a depth, those of all prompts, whose weight is else negligible, stand in for it."""
+        if self.num_seen < MIN_PROMPTS:
+            return None
+        return self.seen.weighted(resampled(np.eye(self.num_seen), seed=self.trial.seed) + 1e-9)
 
     @property
     def longest(self) -> int:
@@ -123,15 +143,11 @@ class Check:
     @cached_property
     def costs(self) -> Costs:
         """Costs of steps; the start of a step is part of its draft tokens."""
-        alone_s = float(pace.alone_s(self.total, self.total))
-        timed = {k: pace.parts(self.total, i, self.total) for i, k in enumerate(LENGTHS) if k and self.total.lengths[i, 0]}
+        alone_s = float(alone(self.total))
+        timed = {k: parts(self.total, i) for i, k in enumerate(LENGTHS) if k and self.total.lengths[i, 0]}
         draft = sum(part[0] for part in timed.values()) / sum(timed)
         passes = {1: alone_s} | {k + 1: float(part[1]) * alone_s for k, part in timed.items()}
         return Costs(draft_s=float(draft) * alone_s, passes=passes)
-
-    @property
-    def machine(self) -> Machine:
-        return Machine(name="measured", costs=self.costs)
 
     @property
     def c(self) -> float:
@@ -155,25 +171,24 @@ class Check:
 
     @cached_property
     def lengths(self) -> tuple[Option, ...]:
-        """Every fixed length that can be told: up to the longest that was timed."""
+        """Every fixed length up to the longest that was timed."""
         return tuple(
-            self._option(Fixed(k=k), pace.fixed(k, self.total), float(pace.tokens_of(self.total, k, self.total)))
+            self._option(Fixed(k=k), lambda sums, k=k: step_of(sums, k) / tokens_of(sums, k), float(tokens_of(self.total, k)))
             for k in range(1, self.longest + 1)
         )
 
     @cached_property
     def own(self) -> Option | None:
         """The default rule, by the clock; None before it had its turn on enough prompts."""
-        num = sum(s.default[0] > 0 for s in self.sums)
-        if num < min(MIN_PROMPTS, self.num_prompts):
+        if (self.seen.default[:, 0] > 0).sum() < min(MIN_PROMPTS, self.num_prompts):
             return None
-        return self._option(self.default, pace.default(self.total))
+        return self._option(self.default, default_pace)
 
     @cached_property
     def best(self) -> Option:
         """The one whose whole answers are surely fastest: whose interval begins highest, for the most uncertain one is often
         highest by chance. Not the default rule where it hardly drafts, which leaves all to the target."""
-        num_tokens, num_drafted = self.total.default[[0, -1]]
+        num_tokens, num_drafted, *_ = self.total.default
         own = [self.own] if self.own and num_drafted > HARDLY * num_tokens else []
         return max((*self.lengths, *own), key=lambda option: option.interval[0] if option.interval else option.speedup)
 
@@ -198,48 +213,87 @@ class Check:
         """The best speed-up in decoding on machines that lack one fault: `draft` with a cheap one, `verification` with one that
         is flat, `acceptance` with a good one, `head` with one that takes no time for the default rule."""
         single, depths = self.costs.verify_s(1), self.by_depth or [self.acceptance]
-        found = {"verification": pace.best_speedup(replace(self.costs, passes={1: single}), depths)}
+        found = {"verification": best_speedup(replace(self.costs, passes={1: single}), depths)}
         if self.costs.draft_s > CHEAP * single:
-            found["draft"] = pace.best_speedup(replace(self.costs, draft_s=CHEAP * single), depths)
+            found["draft"] = best_speedup(replace(self.costs, draft_s=CHEAP * single), depths)
         if self.acceptance < GOOD:
-            found["acceptance"] = pace.best_speedup(self.costs, [GOOD])
-        tokens, _, head, *_ = self.total.default
+            found["acceptance"] = best_speedup(self.costs, [GOOD])
+        tokens, _, passes, head = self.total.default
         if head and heads(self.default):
-            found["head"] = float(1 / (pace.default(self.total)(self.total) - head / tokens))
+            found["head"] = float(tokens / (passes - head))
         return found
 
-    @property
-    def time_shares(self) -> dict[str, float]:
-        """Shares of a step of the best fixed length: drafting, and the pass with everything else."""
-        best = max(self.lengths, key=lambda option: option.speedup).policy.max_tokens
-        share = best * self.costs.draft_s / self.costs.round_s(best)
-        return {"draft": share, "verify": 1 - share}
+    def _option(self, policy: Policy, pace: Pace, tokens_per_pass: float | None = None) -> Option:
+        def speedup(sums: Sums) -> Figure:
+            """Whole answers: of what drafting adds to the reading, a share `read_along` is done in the target's passes."""
+            target, draft = (ratio(sums.reading[..., i, 1], sums.reading[..., i, 0]) / alone(sums) for i in (0, 1))
+            num = self.trial.max_tokens
+            return (target + num) / (target + (1 - self.read_along) * draft + num * pace(sums))
 
-    def _option(self, policy: Policy, passes: pace.Pace, tokens_per_pass: float | None = None) -> Option:
-        whole = self.total
-        speedup = pace.answers(passes, whole, num_tokens=self.trial.max_tokens, read_along=self.read_along)
-        decoding = float(1 / passes(whole))
+        decoding = float(1 / pace(self.total))
         return Option(
             policy=policy,
-            speedup=float(speedup(whole)),
+            speedup=float(speedup(self.total)),
             interval=self._interval(speedup),
             decoding=decoding,
-            decoding_interval=self._interval(lambda sums: 1 / passes(sums)),
+            decoding_interval=self._interval(lambda sums: 1 / pace(sums)),
             tokens_per_second=decoding / self.costs.verify_s(1),
             tokens_per_pass=tokens_per_pass,
         )
 
-    def _interval(self, figure: pace.Pace) -> Interval | None:
+    def _interval(self, figure: Pace) -> Interval | None:
         if self._draws is None:
             return None
-        return of_few(figure(self._draws), float(figure(self.total)), len(self.sums))
+        return of_few(figure(self._draws), float(figure(self.total)), self.num_seen)
 
-    @cached_property
-    def _draws(self) -> Sums | None:
-        """The sums of prompts drawn anew, many times; None where there are too few to say anything about their spread."""
-        if len(self.sums) < MIN_PROMPTS:
-            return None
-        return Sums.of(resampled(np.stack([s.columns for s in self.sums]), seed=self.trial.seed).T)
+
+def parts(sums: Sums, i: int) -> tuple[Figure, Figure]:
+    """Time of drafting and of the pass of a measured length, in passes of the target alone; of length 0 (1, its seconds)."""
+    num, draft, verify = (sums.lengths[..., i, j] for j in range(3))
+    return np.exp(ratio(draft, num)), np.exp(ratio(verify, num))
+
+
+def alone(sums: Sums) -> Figure:
+    """Seconds of a token of the target alone."""
+    return parts(sums, 0)[1]
+
+
+def step_of(sums: Sums, k: int) -> Figure:
+    """Time of a step with k draft tokens, linear between the lengths that were timed."""
+    known = [i for i in range(len(LENGTHS)) if i == 0 or np.any(sums.lengths[..., i, 0])]
+    above = next(i for i in known if LENGTHS[i] >= k)
+    below = max(i for i in known if LENGTHS[i] <= k)
+    share = 0.0 if above == below else (k - LENGTHS[below]) / (LENGTHS[above] - LENGTHS[below])
+    ends = [1.0 if i == 0 else sum(parts(sums, i)) for i in (below, above)]
+    return (1 - share) * ends[0] + share * ends[1]
+
+
+def tokens_of(sums: Sums, k: int) -> Figure:
+    """Tokens of a step with k draft tokens. A depth that was never tested takes after the one before it."""
+    tokens, survival, acceptance = 1.0, 1.0, 0.0
+    for depth in range(k):
+        tested, accepted = sums.depths[..., depth, 0], sums.depths[..., depth, 1]
+        acceptance = ratio(accepted, tested) if np.any(tested) else acceptance
+        survival = survival * acceptance
+        tokens = tokens + survival
+    return tokens
+
+
+def default_pace(sums: Sums) -> Figure:
+    """Time of a token under the default rule."""
+    return ratio(sums.default[..., 2], sums.default[..., 0])
+
+
+def ratio(top: Figure, bottom: Figure) -> Figure:
+    """top / bottom, 0 where both are 0."""
+    return top / np.maximum(bottom, 1e-300)
+
+
+def best_speedup(costs: Costs, depths: Sequence[float]) -> float:
+    """The speed-up in decoding of the best fixed length at other costs; what lies deeper is accepted as the last depth."""
+    acceptance = np.array([*depths, *[depths[-1]] * MOST][:MOST])
+    tokens = 1 + np.cumsum(np.cumprod(acceptance))
+    return float(max(1.0, *(tokens[k - 1] / costs.round_s(k) * costs.verify_s(1) for k in range(1, MOST + 1))))
 
 
 class Checking:
@@ -264,12 +318,12 @@ class Checking:
     @property
     def found(self) -> Check | None:
         """None as long as the target alone and one length have not both been timed."""
-        seen = tuple(sums for sums in self._practice.sums if sums.lengths.any())
-        total = np.sum([sums.lengths[:, 0] for sums in seen], axis=0) if seen else np.zeros(2)
-        if not (total[0] and total[1:].any()):
+        stints = self._practice.sums.lengths[..., 0]
+        places = np.flatnonzero(stints.any(1)).tolist()
+        if not (stints[:, 0].any() and stints[:, 1:].any()):
             return None
         return Check(
-            sums=seen,
+            seen=self._practice.sums.of(places),
             default=self._practice.default.policy,
             trial=self._trial,
             elapsed_s=perf_counter() - self._began,
@@ -286,7 +340,7 @@ class Checking:
 
 
 def check(pair: Pair, sets: Sequence[Questions], trial: Trial, *, tell: Callable[[str], None] = lambda doing: None) -> Check:
-    """Measure a pair on all prompts, of both sides, for as long as the trial says. `tell` is told of the seconds.
+    """Measure a pair on all prompts, of both sides, for as long as the trial says. `tell` gets the seconds.
 
     Raises `DataError` where nothing could be timed in that time.
     """

@@ -1,7 +1,7 @@
-"""Who takes part: every rule with the settings that a development split chooses among, so that each is seen at its best.
+"""Who takes part: every rule with the settings that development prompts choose among, so that each is seen at its best.
 
-The target alone and the best fixed K are in every field: everything is measured against them. The free rules
-are those of `request.KINDS`, so a new one takes part without a change here.
+The target alone and the best fixed K are in every field: everything is measured against them. The free rules are those of
+`policy_spec.KINDS`, so a new one takes part without a change here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,62 +27,25 @@ MADE_OF_OTHERS = ("auto-off:cumulative:0.2", "bandit:fixed:2|fixed:5|cumulative:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One rule: development chooses among `settings`; `beside` is measured and shown in any case.
-
-    `scan` are the places of the settings that a short run tries first; the others are tried only beside the best of them.
-    """
+    """One rule and the settings among which development prompts choose."""
 
     role: Role
     settings: tuple[Policy, ...]
-    beside: tuple[Policy, ...] = ()
-    scan: tuple[int, ...] | None = None
 
-    @property
-    def first(self) -> tuple[Policy, ...]:
-        """The settings that are tried before any result is known; none where there is nothing to choose."""
-        if len(self.settings) < 2:
-            return ()
-        return self.settings if self.scan is None else tuple(self.settings[i] for i in self.scan)
 
-    def around(self, best: Policy) -> tuple[Policy, ...]:
-        """The best of a scan and the settings between its neighbours there that have not been tried."""
-        if self.scan is None:
-            return (best,)
-        at = self.settings.index(best)
-        lower = max((i for i in self.scan if i < at), default=-1)
-        upper = min((i for i in self.scan if i > at), default=len(self.settings))
-        return tuple(self.settings[i] for i in range(lower + 1, upper))
-
-    @property
-    def most_tried(self) -> int:
-        """The most settings that are run on the development split."""
-        second = max((len(self.around(p)) for p in self.first), default=0)
-        return len(self.first) + (second if second > 1 else 0)
-
-    def shown(self, chosen: Policy | None) -> tuple[Policy, ...]:
-        """Settings that run on the test prompts, each once: the chosen setting first."""
-        return tuple(dict.fromkeys([*([] if chosen is None else [chosen]), *self.beside]))
+ALONE = Contender(role="target", settings=(TARGET,))
 
 
 def field_for(
-    specs: Sequence[PolicySpec],
-    sweeps: Sequence[PolicySpec],
-    heads: Sequence["AcceptanceHead"] = (),
-    *,
-    quick: bool = False,
+    specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
 ) -> tuple[Contender, ...]:
-    """The rules that were named, else the default field, and what is swept beside them. Raises ValueError for a rule that
-    lacks its head."""
-    rules = named_field(specs, heads, quick=quick) if specs else default_field(heads, quick=quick)
-    return with_sweep(rules, built(sweeps, heads))
+    """The rules that were named, else the default field. Raises ValueError for a rule that lacks its head."""
+    return named_field(specs, heads, quick=quick) if specs else default_field(heads, quick=quick)
 
 
 def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False) -> tuple[Contender, ...]:
     """Fixed K of 1 to 20, every free rule, two rules made of others, what each head makes possible (`head_rules`), and without
-    a calibrated head the rule that then is the decoder's default, cost-aware by q.
-
-    A quick field scans fixed K coarsely and tries every other threshold.
-    """
+    a calibrated head the rule that then is the decoder's default, cost-aware by q. A quick field has half the settings."""
     rules = [fixed_rule(quick=quick)]
     for policy in free_rules():
         thresholds = _thin(CUMULATIVE, quick) if isinstance(policy, CumulativeConfidence) else ()
@@ -95,19 +58,15 @@ def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
     return (*rules, *(rule for head in heads for rule in head_rules(head, quick=quick)))
 
 
-def head_rules(head: "AcceptanceHead", *, quick: bool = False) -> tuple[Contender, ...]:
-    """SpecDec++ and, where the head is calibrated, the rule without a threshold.
-
-    SpecDec++ is tuned from the setting on the head's card; that setting and the paper's (0.7 on the raw score, 2 to 20
-    draft tokens) stand beside it.
-    """
-    card, paper = SpecDecPP.tuned(head), SpecDecPP(head=head)
+def head_rules(head: "AcceptanceHead", *, quick: bool = False) -> Iterator[Contender]:
+    """SpecDec++ tuned from the setting on the head's card, SpecDec++ as in the paper (0.7 on the raw score, 2 to 20 draft
+    tokens) and, where the head is calibrated, the rule without a threshold."""
+    card = SpecDecPP.tuned(head)
     thresholds = dict.fromkeys([*_thin(SPECDECPP, quick), card.threshold])
-    tuned = tuple(replace(card, threshold=t) for t in thresholds)
-    specdecpp = Contender(role="specdecpp", settings=tuned, beside=(paper, card))
-    if not head.card.is_calibrated:
-        return (specdecpp,)
-    return specdecpp, Contender(role="cost_aware", settings=(CostAware(head=head),))
+    yield Contender(role="specdecpp", settings=tuple(replace(card, threshold=t) for t in thresholds))
+    yield Contender(role="specdecpp", settings=(SpecDecPP(head=head),))
+    if head.card.is_calibrated:
+        yield Contender(role="cost_aware", settings=(CostAware(head=head),))
 
 
 def _thin(values: tuple[float, ...], quick: bool) -> tuple[float, ...]:
@@ -115,9 +74,8 @@ def _thin(values: tuple[float, ...], quick: bool) -> tuple[float, ...]:
 
 
 def fixed_rule(*, quick: bool = False) -> Contender:
-    """Every fixed K of 1 to 20; a quick one looks at nine of them and then around the best."""
-    scan = tuple(FIXED.index(k) for k in COARSE) if quick else None
-    return Contender(role="fixed", settings=tuple(Fixed(k=k) for k in FIXED), scan=scan)
+    """Every fixed K of 1 to 20; a quick one has nine of them."""
+    return Contender(role="fixed", settings=tuple(Fixed(k=k) for k in (COARSE if quick else FIXED)))
 
 
 def free_rules() -> Iterator[Policy]:
@@ -131,50 +89,16 @@ def free_rules() -> Iterator[Policy]:
 def named_field(
     specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
 ) -> tuple[Contender, ...]:
-    """The rules that were asked for instead of the default field, each as it is.
+    """The rules that were asked for instead of the default field, each as it is, once for each head that it can ask.
 
     Of several fixed K development chooses the best; without any, K of 1 to 20 takes part, since gains are over the best
     fixed K. Raises ValueError for a rule that lacks its head.
     """
-    policies = [policy for policy in built(specs, heads) if policy != TARGET]
-    given = tuple(dict.fromkeys(p for p in policies if isinstance(p, Fixed)))
+    policies = [spec.build(head) for spec in specs for head in (heads or [None] if spec.takes_head else [None])]
+    named = tuple(dict.fromkeys(policy for policy in policies if policy != TARGET))
+    given = tuple(policy for policy in named if isinstance(policy, Fixed))
     fixed = Contender(role="fixed", settings=given) if given else fixed_rule(quick=quick)
-    others = dict.fromkeys(p for p in policies if not isinstance(p, Fixed))
-    return (fixed, *(Contender(role=role_of(p), settings=(p,)) for p in others))
-
-
-def built(specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"]) -> list[Policy]:
-    """The policies, one for each head where they need one."""
-    return [spec.build(head) for spec in specs for head in (heads or [None] if spec.takes_head else [None])]
-
-
-def with_sweep(field: Sequence[Contender], swept: Sequence[Policy]) -> tuple[Contender, ...]:
-    """The field with more settings shown: beside the rule of their role, or as a rule where there is nothing to choose.
-
-    >>> len(with_sweep([fixed_rule()], [Fixed(k=2), Fixed(k=4)])[0].beside)
-    2
-    """
-    rules = list(field)
-    for policy in swept:
-        kinds = [i for i, rule in enumerate(rules) if type((*rule.settings, *rule.beside)[0]) is type(policy)]
-        if kinds:
-            rules[kinds[0]] = replace(rules[kinds[0]], beside=(*rules[kinds[0]].beside, policy))
-        else:
-            rules.append(Contender(role=role_of(policy), settings=(), beside=(policy,)))
-    return tuple(rules)
-
-
-def swept(text: str) -> list[PolicySpec]:
-    """Read `POLICY.PARAMETER=VALUE,VALUE,...`. Raises ValueError for anything else.
-
-    >>> [spec.policy.k for spec in swept("fixed.k=2,4")]
-    [2, 4]
-    """
-    name, _, rest = text.partition(".")
-    parameter, equals, values = rest.partition("=")
-    if not (name and parameter and equals and values.strip(",")):
-        raise ValueError(f"a sweep reads POLICY.PARAMETER=VALUE,VALUE,..., such as specdecpp.threshold=0.3,0.5; got {text!r}.")
-    return [parse_policy(f"{name}:{parameter}={value}") for value in values.split(",")]
+    return (fixed, *(Contender(role=role_of(p), settings=(p,)) for p in named if not isinstance(p, Fixed)))
 
 
 def role_of(policy: Policy) -> Role:

@@ -1,5 +1,4 @@
-"""Tell whether the answers that were timed have the target's distribution: every one of them is put to the test, not a sample
-of others.
+"""A test of the answers that were timed: all of them must have the target's distribution.
 
 Temperature 0: each answer must be the target's own, token by token. Where two logits of the target tie to within rounding,
 a pass over several positions may break the tie otherwise than a pass over one; such a tie is reported, and is no failure.
@@ -20,7 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.bench.run import Bench, Heat, Run
+from specdecpp.bench.contest import Answers, Contest, Heat
+from specdecpp.bench.contestants import ALONE
 from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import label_of
 from specdecpp.sampling import Sampling, at_least_float32, probabilities
@@ -46,66 +46,58 @@ class Finding:
     num_ties: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lossless:
-    """The findings of a bench."""
-
-    findings: tuple[Finding, ...]
-
-    @property
-    def is_kept(self) -> bool:
-        return all(f.reason is None for f in self.findings)
-
-    @property
-    def sentences(self) -> list[str]:
-        """Tests that were made, their chance of a false alarm, and every failure."""
-        said = [f"Not the target's distribution: {f.name}: {f.reason}." for f in self.findings if f.reason]
-        greedy = [f for f in self.findings if f.p_value is None]
-        sampled = [f.p_value for f in self.findings if f.p_value is not None]
-        if greedy:
-            num, ties = sum(f.reason is None for f in greedy), sum(f.num_ties for f in greedy)
-            more = f", {ties} ties of two logits aside" if ties else ""
-            said.append(f"Greedy: {num} of {len(greedy)} rows give the target's own tokens{more}.")
-        if sampled:
-            num = sum(p >= FALSE_ALARM / len(sampled) for p in sampled)
-            tokens = min(f.num_tokens for f in self.findings if f.p_value is not None)
-            said.append(
-                f"Sampled: {num} of {len(sampled)} rows keep the target's distribution (chi-square of {tokens:,} tokens or "
-                f"more each, least p-value {min(sampled):.2g}; lossless rules fail by chance in one run of "
-                f"{1 / FALSE_ALARM:,.0f})."
-            )
-        return said
+def is_kept(findings: Sequence[Finding]) -> bool:
+    return all(f.reason is None for f in findings)
 
 
-def verify(bench: Bench, heats: Sequence[Heat]) -> Lossless:
-    """Test every answer of a bench."""
-    num_sampled = sum(len(heat.runs) for heat in heats if heat.temperature > 0)
+def sentences(findings: Sequence[Finding]) -> list[str]:
+    """Tests that were made, their chance of a false alarm, and every failure."""
+    lines = [f"Not the target's distribution: {f.name}: {f.reason}." for f in findings if f.reason]
+    greedy = [f for f in findings if f.p_value is None]
+    sampled = [f.p_value for f in findings if f.p_value is not None]
+    if greedy:
+        num, ties = sum(f.reason is None for f in greedy), sum(f.num_ties for f in greedy)
+        more = f", {ties} ties of two logits aside" if ties else ""
+        lines.append(f"Greedy: {num} of {len(greedy)} rows give the target's own tokens{more}.")
+    if sampled:
+        num = sum(p >= FALSE_ALARM / len(sampled) for p in sampled)
+        tokens = min(f.num_tokens for f in findings if f.p_value is not None)
+        lines.append(
+            f"Sampled: {num} of {len(sampled)} rows keep the target's distribution (chi-square of {tokens:,} tokens or more "
+            f"each, least p-value {min(sampled):.2g}; lossless rules fail by chance in one run of {1 / FALSE_ALARM:,.0f})."
+        )
+    return lines
+
+
+def verify(contest: Contest, heats: Sequence[Heat]) -> list[Finding]:
+    """Test every answer of a contest."""
+    num_sampled = sum(len(heat.answers) for heat in heats if heat.temperature > 0)
     findings = []
     for heat in heats:
-        alone = next(runs for contestant, runs in heat.runs.items() if contestant.rule.role == "target")
-        for contestant, runs in heat.runs.items():
+        alone = next(answers for contestant, answers in heat.answers.items() if contestant.rule is ALONE)
+        for contestant, answers in heat.answers.items():
             name = f"{label_of(contestant.policy)}, {contestant.verification}, T = {heat.temperature:g}"
             if heat.temperature == 0:
-                findings.append(_greedy(bench, name, runs, alone))
+                findings.append(_greedy(contest, name, answers, alone))
             else:
-                findings.append(_sampled(bench, name, runs, heat.temperature, alarm=FALSE_ALARM / num_sampled))
-    return Lossless(findings=tuple(findings))
+                findings.append(_sampled(contest, name, answers, heat.temperature, alarm=FALSE_ALARM / num_sampled))
+    return findings
 
 
-def _greedy(bench: Bench, name: str, runs: Sequence[Sequence[Run]], alone: Sequence[Sequence[Run]]) -> Finding:
-    """Tell whether every answer is the target's own, ties aside."""
-    num_ties, num_tokens = 0, sum(len(run.tokens) for of in runs for run in of)
-    for prompt, of, expected in zip(bench.test, runs, alone, strict=True):
-        for run in of:  # none of a prompt that an interrupted bench did not come to
+def _greedy(contest: Contest, name: str, answers: Answers, alone: Answers) -> Finding:
+    """Comparison of every answer with the target's own, ties aside."""
+    num_ties, num_tokens = 0, sum(len(answer.tokens) for of in answers for answer in of)
+    for prompt, of, expected in zip(contest.test, answers, alone, strict=True):
+        for answer in of:  # none of a prompt that an interrupted contest did not come to
             own = expected[0].tokens
-            pairs = enumerate(zip_longest(run.tokens, own))
-            at = next((i for i, (a, b) in pairs if a != b), None)
+            at = next((i for i, (a, b) in enumerate(zip_longest(answer.tokens, own)) if a != b), None)
             if at is None:
                 continue
-            if at < min(len(run.tokens), len(own)) and _is_tie(bench.pair, [*prompt, *own[:at]], own[at], run.tokens[at]):
+            context, is_inside = [*prompt, *own[:at]], at < min(len(answer.tokens), len(own))
+            if is_inside and _is_tie(contest.pair, context, own[at], answer.tokens[at]):
                 num_ties += 1
                 continue
-            reason = f"token {at + 1} of an answer is not the target's likeliest"
+            reason = f"token {at + 1} of an answer is not the target's argmax"
             return Finding(name=name, reason=reason, num_tokens=num_tokens, num_ties=num_ties)
     return Finding(name=name, reason=None, num_tokens=num_tokens, num_ties=num_ties)
 
@@ -118,14 +110,14 @@ def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
     return gap <= (TIE_ULP_HALF if is_half else TIE_ULP) * torch.finfo(logits.dtype).eps * max(size, 1.0)
 
 
-def _sampled(bench: Bench, name: str, runs: Sequence[Sequence[Run]], temperature: float, *, alarm: float) -> Finding:
-    """Tell whether the parts of the vocabulary came as often as p says."""
-    sampling = Sampling(temperature=temperature, top_p=bench.plan.top_p)
+def _sampled(contest: Contest, name: str, answers: Answers, temperature: float, *, alarm: float) -> Finding:
+    """Test whether the parts of the vocabulary came as often as p says."""
+    sampling = Sampling(temperature=temperature, top_p=contest.plan.top_p)
     pairs = [
-        parts(bench.pair, prompt, run.tokens, sampling)
-        for prompt, of in zip(bench.test, runs, strict=True)
-        for run in of
-        if run.tokens
+        parts(contest.pair, prompt, answer.tokens, sampling)
+        for prompt, of in zip(contest.test, answers, strict=True)
+        for answer in of
+        if answer.tokens
     ]
     counts, distributions = (torch.cat(side) for side in zip(*pairs, strict=True))
     p_value = chi_square_p(counts, distributions)

@@ -7,42 +7,58 @@ how many are asked for; the first of each side, in an order that also comes from
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from specdecpp.decoder import encode
-from specdecpp.demo import DEV_PROMPTS, PROMPTS
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import as_prompt
 from specdecpp.training.prompts import Source, gather, sources
 
 DEV_SHARE = 0.3
+_THINK = "\nLet's think step by step."
+_SCRIPT = "Write a Python script for this problem:\n\n"
+_COUNT_RISES = '''def count_rises(prices: list[float]) -> int:
+    """Return how often a price is higher than the one before it.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """The user messages of one data set: `dev` may choose settings, `test` may be measured."""
-
-    dataset: str
-    dev: tuple[str, ...]
-    test: tuple[str, ...]
+    >>> count_rises([3.0, 4.0, 2.5, 6.0])
+    2
+    """'''
+_SHORTEST = '''def shortest(words: list[str]) -> str:
+    """Return the shortest word; the first one if there are several."""'''
+# Ours, in the formats that the reference pair was trained on.
+PROMPTS = (
+    "Mara bakes 24 muffins in the morning and twice as many in the afternoon. She packs them into boxes of 6 and sells "
+    f"each box for $9. How many dollars does she earn if she sells every box?{_THINK}",
+    _SCRIPT + _COUNT_RISES,
+    "Give three tips for keeping houseplants alive during a long holiday.",
+    "A ferry takes 36 cars on each trip. It makes 5 trips on Saturday and 3 trips on Sunday. If each car pays $7, how "
+    f"much more money does the ferry take on Saturday than on Sunday?{_THINK}",
+)
+DEV_PROMPTS = (
+    "Tom reads 15 pages of a book every weekday and 30 pages on each day of the weekend. The book has 315 pages. How "
+    f"many weeks does he need to finish it?{_THINK}",
+    _SCRIPT + _SHORTEST,
+    "Explain in a few sentences why the sea is salty.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Those that take part, as ids."""
+    """The prompts of one data set, as texts or as ids: `dev` may choose settings, `test` may be measured."""
 
     dataset: str
-    dev: tuple[tuple[int, ...], ...]
-    test: tuple[tuple[int, ...], ...]
+    dev: tuple[Any, ...]
+    test: tuple[Any, ...]
 
 
-BUILT_IN = Texts(dataset="built-in", dev=DEV_PROMPTS, test=PROMPTS)
+BUILT_IN = Questions(dataset="built-in", dev=DEV_PROMPTS, test=PROMPTS)
 
 
-def read(files: Sequence[str], prompts: Sequence[str]) -> list[Texts]:
+def read(files: Sequence[str], prompts: Sequence[str]) -> list[Questions]:
     """The texts of files under prompt builders: one for each file, one for all, or none where rows have a column `text`.
 
-    No files: the demo's own few prompts. Raises ValueError where the two do not go together and `DataError` for a file that
+    No files: a few prompts of ours. Raises ValueError where the two do not go together and `DataError` for a file that
     cannot be read.
 
     >>> read(["gsm8k_test.jsonl"], ["gsm8k"])[0].dataset                                         # doctest: +SKIP
@@ -59,23 +75,21 @@ def read(files: Sequence[str], prompts: Sequence[str]) -> list[Texts]:
     return [_texts(source) for source in found]
 
 
-def encoded(pair: Pair, texts: Texts, *, num_dev: int, num_test: int) -> Questions:
-    """The first prompts of both sides that leave room for an answer. Raises `DataError` where a side that is asked for has
-    none."""
+def encoded(pair: Pair, texts: Questions, *, num_dev: int, num_test: int) -> Questions:
+    """The first prompts of both sides that leave room for an answer, as ids. Raises `DataError` where none can be measured."""
     dev, test = (tuple(islice(_ids(pair, side), num)) for side, num in ((texts.dev, num_dev), (texts.test, num_test)))
-    for name, prompts, asked in (("development", dev, num_dev), ("test", test, 1)):
-        if asked and not prompts:
-            raise DataError(
-                f"{texts.dataset} has no {name} prompts that leave room for an answer ({len(texts.dev)} may choose settings, "
-                f"{len(texts.test)} may be measured). Give a file with more prompts, or with shorter ones."
-            )
+    if not test:
+        raise DataError(
+            f"{texts.dataset} has no prompts to measure that leave room for an answer ({len(texts.test)} may be measured). "
+            "Give a file with more prompts, or with shorter ones."
+        )
     return Questions(dataset=texts.dataset, dev=dev, test=test)
 
 
-def _texts(source: Source) -> Texts:
+def _texts(source: Source) -> Questions:
     found = gather([replace(source, dev_share=DEV_SHARE)], seed=0)
-    sides = {is_dev: tuple(p.text for p in found if (p.split == "dev") is is_dev) for is_dev in (True, False)}
-    return Texts(dataset=source.label, dev=sides[True], test=sides[False])
+    dev, test = (tuple(p.text for p in found if (p.split == "dev") is is_dev) for is_dev in (True, False))
+    return Questions(dataset=source.label, dev=dev, test=test)
 
 
 def _ids(pair: Pair, texts: Sequence[str]) -> Iterator[tuple[int, ...]]:

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from specdecpp.bench.contestants import TARGET, Contender
-from specdecpp.bench.machines import Machine, head_of
-from specdecpp.bench.results import Results, Role, Row, head_about, provenance_of
+from specdecpp.bench.contest import head_notes, head_of
+from specdecpp.bench.contestants import ALONE, Contender
+from specdecpp.bench.results import Machine, Results, Role, Row, head_about, provenance_of
 from specdecpp.bench.rows import Entry, Tally, rows_of
-from specdecpp.bench.run import head_notes
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import REFERENCE, Pair, short_name
 from specdecpp.policies import Fixed, Policy
+from specdecpp.policies.head import costs_for
 from specdecpp.policy_spec import label_of, spec_of
 from specdecpp.replay.replay import replay
 from specdecpp.replay.replayed import Replayed
@@ -65,13 +65,11 @@ class Recording:
         return " ".join([label_of(policy), *named])
 
 
-def heads_for(folder: Path | str, names: Sequence[str]) -> dict[str, AcceptanceHead]:
-    """The heads of these names, by the names of their folders; without names the head of the reference pair, where the labels
-    are of that pair. Raises `HeadError` for one that cannot be read."""
-    if names:
-        short = [Path(name).name for name in names]
-        keys = [s if short.count(s) == 1 else name for s, name in zip(short, names, strict=True)]
-        return {key: AcceptanceHead.from_pretrained(name) for key, name in zip(keys, names, strict=True)}
+def heads_for(folder: Path | str, name: str | None) -> dict[str, AcceptanceHead]:
+    """The head of this name, else that of the reference pair where the labels are of that pair. Raises `HeadError` for one
+    that cannot be read."""
+    if name is not None:
+        return {Path(name).name: AcceptanceHead.from_pretrained(name)}
     of = shards.about(folder).get("pair", {})
     head = AcceptanceHead.from_pretrained(REFERENCE / "head")
     is_own = None not in of.values() and (head.card.target, head.card.draft) == (of.get("target"), of.get("draft"))
@@ -85,32 +83,31 @@ def check_pair(folder: Path | str, pair: Pair) -> None:
         if None not in (of.get(role), fingerprint) and of[role] != fingerprint:
             raise DataError(
                 f"the labels in {folder} are of another {role} than this pair's, so what its steps cost says nothing about "
-                "them. Name their pair with --target and --draft, or say the costs with --c or --costs."
+                "them. Name their pair with --target and --draft, or say the costs with --costs."
             )
 
 
-def recorded(folder: Path | str, heads: Mapping[str, AcceptanceHead], *, split: str, dev_split: str) -> Recording:
-    """Two splits of a collection as traces. Raises `DataError` where one is missing, has no branches, or is of another pair
-    than a head; ValueError where the two splits are one.
+def recorded(folder: Path | str, heads: Mapping[str, AcceptanceHead]) -> Recording:
+    """The splits dev and test of a collection as traces. Raises `DataError` where one is missing, has no branches, or is of
+    another pair than a head.
 
-    >>> recorded("out/labels", {}, split="test", dev_split="dev").datasets                       # doctest: +SKIP
+    >>> recorded("out/labels", {}).datasets                                                      # doctest: +SKIP
     ['gsm8k', 'alpaca']
     """
-    if split == dev_split:
-        raise ValueError(f"settings would be chosen on the very answers that are measured, {split}. Name two splits.")
     about = shards.about(folder)
     sides: dict[str, list[Trace]] = {}
     for record in labels_for(heads.values(), folder):
         side = sides.setdefault(record.split, [])
-        if record.split in (split, dev_split):
+        if record.split in ("dev", "test"):
             side.append(trace(record, Terms.of(about), heads=heads.values()))
-    for name, option in ((split, "--split"), (dev_split, "--dev-split")):
+    for name in ("test", "dev"):
         if not sides.get(name):
             raise DataError(
-                f"the labels in {folder} have no split {name}, only {', '.join(sorted(sides))}. Name one with {option}."
+                f"the labels in {folder} have no split {name}, only {', '.join(sorted(sides))}: settings are chosen on dev and "
+                "measured on test. Collect both."
             )
     temperature = float(about.get("sampling", {}).get("temperature", 1.0))
-    return Recording(dev=sides[dev_split], test=sides[split], heads=heads, temperature=temperature)
+    return Recording(dev=sides["dev"], test=sides["test"], heads=heads, temperature=temperature)
 
 
 class Stage:
@@ -118,34 +115,30 @@ class Stage:
 
     def __init__(self, recording: Recording, rules: Sequence[Contender], *, seed: int = 0, repeats: int = 1):
         self.recording, self.asked, self.seed, self.repeats = recording, rules, seed, repeats
-        self.rules = [bounded for rule in rules if (bounded := within(rule, recording.longest)) is not None]
+        self.rules = [bounded for rule in rules if (bounded := within(rule, recording.longest)).settings]
         self._sides: dict[str | None, list[Trace]] = {None: [*recording.dev]}
         self._sides |= {dataset: [t for t in recording.test if t.source == dataset] for dataset in recording.datasets}
         self._played: dict[tuple[str | None, Policy], Replayed] = {}
 
     def rows(self, machine: Machine) -> tuple[Row, ...]:
         """A row for the target, every setting of every rule, and the oracles, on every data set."""
-        shown: list[tuple[Role, Policy, bool]] = [("target", TARGET, True)]
-        for rule in self.rules:
-            chosen = self.chosen(rule, machine)
-            policies = dict.fromkeys([*rule.shown(chosen), *rule.settings])
-            for policy in policies:
-                shown.append((rule.role, policy, policy == chosen))
+        chosen = {rule: self.chosen(rule, machine) for rule in (ALONE, *self.rules)}
         entries = []
         for dataset in self.recording.datasets:
-            entries += [self.entry(dataset, *of, machine) for of in shown]
+            for rule, choice in chosen.items():
+                entries += [self.entry(dataset, rule.role, policy, policy == choice, machine) for policy in rule.settings]
             entries += self.oracles(dataset, machine)
         return rows_of(entries, seed=self.seed)
 
-    def chosen(self, rule: Contender, machine: Machine) -> Policy | None:
-        """The setting with the most tokens per second over the whole development split; None for a rule without."""
-        if len(rule.settings) < 2:
-            return rule.settings[0] if rule.settings else None
+    def chosen(self, rule: Contender, machine: Machine) -> Policy:
+        """The setting with the most tokens per second over the whole development split."""
+        if len(rule.settings) == 1:
+            return rule.settings[0]
         return max(rule.settings, key=lambda policy: self.played(None, policy, machine).tokens_per_second)
 
     def played(self, dataset: str | None, policy: Policy, machine: Machine) -> Replayed:
         """A policy on the test answers of a data set, or for None on all that choose settings."""
-        costs, found = machine.costs_of(policy), self._played.get((dataset, policy))
+        costs, found = costs_for(policy, machine.costs), self._played.get((dataset, policy))
         if found is not None and (not found.is_priced or found.costs == costs):
             return found if found.costs == costs else found.at(costs)
         found = replay(self._sides[dataset], policy, costs, **self._options)
@@ -156,43 +149,34 @@ class Stage:
     def notes(self) -> list[str]:
         """Notes for a reader of the table."""
         longest = self.recording.longest
-        said = [
+        notes = [
             f"Replayed on {len(self.recording.test)} recorded answers; settings were chosen on {len(self.recording.dev)} "
             "others, once for all data sets. Only forward passes are counted, and a head's time where it was measured."
         ]
-        if any(p.max_tokens > longest for rule in self.asked for p in (*rule.settings, *rule.beside)):
-            said.append(f"The recorded branches have {longest} tokens, and so no step has more draft tokens than that.")
-        policies = {p for rule in self.rules for p in (*rule.settings, *rule.beside)}
-        return said + head_notes(policies, temperatures=[self.recording.temperature])
+        if any(policy.max_tokens > longest for rule in self.asked for policy in rule.settings):
+            notes.append(f"The recorded branches have {longest} tokens, and so no step has more draft tokens than that.")
+        policies = {policy for rule in self.rules for policy in rule.settings}
+        return notes + head_notes(policies, temperatures=[self.recording.temperature])
 
     @property
     def _options(self) -> dict[str, int]:
         return {"seed": self.seed, "repeats": self.repeats, "max_tokens": self.recording.longest}
 
-    def entry(self, dataset: str, role: Role, policy: Policy, is_chosen: bool, machine: Machine) -> Entry:
+    def entry(self, dataset: str, role: Role, policy: Policy, chosen: bool, machine: Machine) -> Entry:
         """A policy on the test answers of a data set, ready for `rows.rows_of`."""
-        played = self.played(dataset, policy, machine)
-        return self._entry_of(
-            dataset,
-            role,
-            spec_of(policy),
-            self.recording.name_of(policy),
-            is_chosen,
-            tally_of(played, head_s=machine.head_s if head_of(policy) is not None else 0.0),
-        )
+        head_s = machine.costs.head_s if head_of(policy) is not None else 0.0
+        tally = tally_of(self.played(dataset, policy, machine), head_s=head_s)
+        return self._entry(dataset, role, spec_of(policy), self.recording.name_of(policy), chosen, tally)
 
     def oracles(self, dataset: str, machine: Machine) -> list[Entry]:
         """Those that the recording knows enough for; without the target's view of the branches it is hindsight alone."""
-        traces = self._sides[dataset]
-        known = oracles_known()
+        traces, known = self._sides[dataset], oracles_known()
         if any(t.truth is None for t in traces):
             known = {key: of for key, of in known.items() if key == "hindsight"}
-        return [
-            self._entry_of(dataset, "oracle", key, label, False, tally_of(oracle(traces, machine.costs, **self._options)))
-            for key, (label, oracle) in known.items()
-        ]
+        tallies = {key: tally_of(oracle(traces, machine.costs, **self._options)) for key, (_, oracle) in known.items()}
+        return [self._entry(dataset, "oracle", key, known[key][0], False, tally) for key, tally in tallies.items()]
 
-    def _entry_of(self, dataset: str, role: Role, policy: str, label: str, is_chosen: bool, tally: Tally) -> Entry:
+    def _entry(self, dataset: str, role: Role, policy: str, label: str, chosen: bool, tally: Tally) -> Entry:
         temperature = self.recording.temperature
         return Entry(
             dataset=dataset,
@@ -201,18 +185,14 @@ class Stage:
             role=role,
             policy=policy,
             label=label,
-            is_chosen=is_chosen,
+            chosen=chosen,
             tally=tally,
         )
 
 
-def within(rule: Contender, longest: int) -> Contender | None:
-    """The rule without fixed lengths beyond what is recorded; None if nothing is left. Other rules are cut short there."""
-    parts = {
-        name: tuple(p for p in getattr(rule, name) if not (isinstance(p, Fixed) and p.k > longest))
-        for name in ("settings", "beside")
-    }
-    return replace(rule, scan=None, **parts) if any(parts.values()) else None
+def within(rule: Contender, longest: int) -> Contender:
+    """The rule without fixed lengths beyond what is recorded. Other rules are cut short there."""
+    return replace(rule, settings=tuple(p for p in rule.settings if not (isinstance(p, Fixed) and p.k > longest)))
 
 
 def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
@@ -227,7 +207,6 @@ def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
         num_steps=played.num_passes / num,
         num_drafted=played.num_drafted / num,
         num_accepted=played.num_accepted / num,
-        drafted_histogram={k: n / num for k, n in enumerate(played.histogram.sum(0).tolist()) if n},
         time_shares={"draft": draft, "verify": 1 - draft - head, "head": head, "other": 0.0},
     )
 

@@ -1,21 +1,22 @@
 """The results file: one JSON object with a row for every setting that was measured or replayed, and where it came from.
 
-`run` and `replays` make it, reports are made of it. Rates are ratios of sums over prompts; intervals are 95 %, by a paired
-bootstrap over prompts. R_d and R_v are the paper's.
+`contest` and `replays` make it, reports are made of it. Rates are ratios of sums over prompts; intervals are 95 %, by a
+paired bootstrap over prompts. R_d and R_v are the paper's.
 """
 
 import json
+import math
 import os
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from specdecpp import cache_dir
 from specdecpp.costs import Costs
 from specdecpp.errors import DataError
 
@@ -25,6 +26,52 @@ if TYPE_CHECKING:
 
 Role = Literal["target", "fixed", "free", "specdecpp", "cost_aware", "other", "oracle"]
 Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Costs of a step with a name: measured here, read from a file, or given as c in units of a target pass."""
+
+    name: str
+    costs: Costs
+
+    @classmethod
+    def relative(cls, c: float) -> "Machine":
+        """A draft token costs c target passes, and a pass the same at any width: the paper's cost model.
+
+        Raises ValueError unless c is a finite number of at least 0.
+
+        >>> Machine.relative(0.22).name
+        'c = 0.22'
+        """
+        if not 0 <= c < math.inf:
+            raise ValueError(
+                f"c, the time of a draft step over that of a target pass, must be finite and at least 0, got {c:g}."
+            )
+        return cls(name=f"c = {c:g}", costs=Costs.relative(c))
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Machine":
+        """From a JSON file with draft_s and passes, by itself or as `costs` of a results file. Raises `DataError`."""
+        try:
+            found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = found.get("costs", found) if isinstance(found, dict) else found
+            if not isinstance(found, dict):
+                raise ValueError(f"a {type(found).__name__} where an object was expected")
+            return cls(name=str(found.get("name", Path(path).stem)), costs=Costs.parse(found))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise DataError(
+                f"{path} does not hold costs ({reason}). It is JSON with the seconds of a draft token and "
+                'of passes by positions: {"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.11}}.'
+            ) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form of a results file; `c` is a draft token over a target pass of one position."""
+        costs = self.costs
+        seconds = {name: getattr(costs, name) for name in ("draft_s", "start_s", "head_s", "switch_s")}
+        passes = {str(n): s for n, s in costs.passes.items()}
+        return {"name": self.name, **seconds, "passes": passes, "c": costs.draft_s / costs.verify_s(1)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,24 +100,22 @@ class Row:
     verification_rate: float
     share_of_headroom: Mapping[str, float | None]
     time_shares: Mapping[str, float] | None
-    drafted_histogram: Mapping[str, int]
     num_prompts: int
     num_tokens: int
-    rate_interval: Interval | None = None
-    """Of `tokens_per_second`: 95 % over prompts."""
-    lossless: bool = True
-    mean_tv: float = 0.0
-    """Total variation a token from the target's distribution (`Metrics.mean_tv`)."""
 
-    @property
-    def arena(self) -> tuple[str, float, str]:
-        """Keys that rows must share to be compared under one verification."""
-        return self.dataset, self.temperature, self.verification
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> "Row":
+        """The inverse of `asdict`; other keys are passed over. Raises ValueError or TypeError."""
+        if content["role"] not in get_args(Role):
+            raise ValueError(f"there is no role {content['role']!r}, only {', '.join(get_args(Role))}")
+        known: dict[str, Any] = {f.name: content[f.name] for f in fields(cls) if f.name in content}
+        pairs: dict[str, Any] = {name: known.get(name) and tuple(known[name]) for name in ("speedup_interval", "gain_interval")}
+        return cls(**known | pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A whole comparison. `costs` says what a step costs, as `machines.Machine` writes it."""
+    """A whole comparison. `costs` says what a step costs, as `Machine` writes it."""
 
     kind: Literal["bench", "replay"]
     provenance: Mapping[str, Any]
@@ -83,32 +128,24 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
-        content = asdict(self)
-        content["rows"] = [asdict(row) for row in self.rows]
-        if not self.reliability:
-            del content["reliability"]
-        if not self.is_partial:
-            del content["is_partial"]
-        return json.loads(json.dumps(content))
+        empty = [name for name in ("reliability", "is_partial") if not getattr(self, name)]
+        return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name not in empty}))
 
     @classmethod
     def from_dict(cls, content: Any, *, name: str = "the results") -> "Results":
-        """The inverse of `to_dict`. Raises `DataError` where a key is missing or has no place here, and for costs, rows or a
-        role that are none."""
-        top = _checked(cls, content, name)
+        """The inverse of `to_dict`. Raises `DataError` for anything else."""
         try:
-            _check_costs(top["costs"])
-            rows = tuple(Row(**_row(_checked(Row, row, f"row {i} of {name}"))) for i, row in enumerate(top["rows"], 1))
-            return cls(**top | {"rows": rows, "notes": tuple(top.get("notes", ()))})
-        except DataError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{name} is damaged ({error}). Make it again with bench.") from error
+            rows, costs = tuple(map(Row.parse, content["rows"])), content["costs"]
+            Costs.parse(costs)
+            if not (isinstance(costs.get("c"), int | float) and isinstance(costs.get("name"), str)):
+                raise ValueError("its costs lack their name, or c")
+            return cls(**content | {"rows": rows, "notes": tuple(content.get("notes", ()))})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise DataError(f"{name} is no file of bench, or damaged ({reason}). Make it again with bench.") from error
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
-        from specdecpp import cache_dir
-
         path = writable(path)
         try:
             cache_dir.write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
@@ -127,16 +164,6 @@ class Results:
         except ValueError as error:
             raise DataError(f"{path} is not readable JSON ({error}). Make it again.") from error
         return cls.from_dict(content, name=str(path))
-
-
-def write_all(found: Sequence[Results], path: Path | str) -> list[Path]:
-    """Write results of several costs, each into a file named after its costs; one alone into the very file. The paths."""
-    path = Path(path)
-    names = [re.sub(r"[^\w.]+", "", str(results.costs["name"])) for results in found]
-    paths = [path.with_name(f"{path.stem}-{name}{path.suffix}") for name in names] if len(found) > 1 else [path]
-    for results, own in zip(found, paths, strict=True):
-        results.write(own)
-    return paths
 
 
 def writable(path: Path | str) -> Path:
@@ -193,44 +220,14 @@ def head_about(head: "AcceptanceHead") -> dict[str, Any]:
 
 def _about(pair: "Pair") -> dict[str, Any]:
     """The two models: names without folders, fingerprints, and how they were run."""
-    backends = {"target": pair.target, "draft": pair.draft}
     prints = {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint}
-    return {"runners": pair.backends} | {
+    return {"backends": pair.backends} | {
         role: {
             "name": pair.names[role],
             "fingerprint": prints[role],
-            "runner": type(backend).__name__,
-            "device": str(backend.device),
-            "dtype": str(getattr(getattr(backend, "model", backend), "dtype", None)).removeprefix("torch."),
+            "backend": type(model).__name__,
+            "device": str(model.device),
+            "dtype": str(getattr(getattr(model, "model", model), "dtype", None)).removeprefix("torch."),
         }
-        for role, backend in backends.items()
+        for role, model in (("target", pair.target), ("draft", pair.draft))
     }
-
-
-def _checked(kind: type[Any], content: Any, name: str) -> dict[str, Any]:
-    """The content as arguments of `kind`, once it has every key that is needed and none that is unknown."""
-    if not isinstance(content, dict):
-        raise DataError(f"{name} is a {type(content).__name__} where an object was expected. Give a file of bench.")
-    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}
-    missing = [n for n, is_needed in known.items() if is_needed and n not in content]
-    unknown = [n for n in content if n not in known]
-    if missing or unknown:
-        lacks = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which has no place here"
-        raise DataError(f"{name} {lacks}. Give a file that bench of this version has written.")
-    return content
-
-
-def _check_costs(costs: Any) -> None:
-    """Raise ValueError unless these are costs as `machines.Machine` writes them."""
-    Costs.parse(costs)
-    if not (isinstance(costs.get("c"), int | float) and isinstance(costs.get("name"), str)):
-        raise ValueError("its costs lack their name, or c")
-
-
-def _row(content: dict[str, Any]) -> dict[str, Any]:
-    """Intervals as pairs again. Raises ValueError for an unknown role."""
-    if content["role"] not in get_args(Role):
-        raise ValueError(f"there is no role {content['role']!r}, only {', '.join(get_args(Role))}")
-    names = ("speedup_interval", "gain_interval", "rate_interval")
-    pairs = {n: content[n] and tuple(content[n]) for n in names if n in content}
-    return content | pairs

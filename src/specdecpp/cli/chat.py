@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdecpp.cli.common import (
-    BackendOption,
-    Device,
-    DraftOrCopies,
-    DType,
-    DTypeOption,
-    Head,
-    Target,
-    check_names,
-    load,
-    told,
-    usual,
+    MaxTokens,
+    PairNames,
+    Temperature,
+    TopPOfModel,
+    with_pair,
     write,
 )
 
@@ -29,42 +23,36 @@ EXAMPLES = (
     "specdecpp chat",
     'specdecpp chat --system "Be short." --temperature 0.7 --top-p 0.9',
 )
-MODELS_OWN = "[default: the model's own, or 1]"
 HELP = "An empty line is skipped; /new begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 Messages = list[dict[str, str]]
 
 
+@with_pair(copies=True)
 def chat(
-    target: Target = None,
-    draft: DraftOrCopies = None,
-    head: Head = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told first.")] = None,
+    names: PairNames,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help="When to stop drafting, as in generate.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens of an answer.")] = 512,
-    temperature: Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.")] = None,
-    dtype: DTypeOption = DType.auto,
-    device: Device = None,
-    backend: BackendOption = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_p: TopPOfModel = None,
 ) -> None:
     """Talk to a pair in the terminal: it remembers, and shows its speed."""
-    with told():
-        from specdecpp.decoder import Decoder
-        from specdecpp.errors import PairError
-        from specdecpp.policy_spec import check_sampling, parse_policy
+    from specdecpp.decoder import Decoder
+    from specdecpp.errors import PairError
+    from specdecpp.policy_spec import check_sampling, parse_policy
 
-        spec = None if policy is None else parse_policy(policy)
-        check_names(target, draft, head, spec, copies=True)
-        options: Options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
-        check_sampling(options)
-        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, backend=backend)
-        if not getattr(pair.tokenizer, "chat_template", None):
-            raise PairError(
-                "the target's tokenizer has no chat template, so there is no telling who said what. Name a chat model "
-                "(--target smollm2), or give plain text to specdecpp generate."
-            )
-        talk(Decoder(pair, policy=None if spec is None else spec.build(pair.head)), system, options)
+    spec = None if policy is None else parse_policy(policy)
+    names.check(spec)
+    options: Options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+    check_sampling(options)
+    pair = names.load()
+    if not getattr(pair.tokenizer, "chat_template", None):
+        raise PairError(
+            "the target's tokenizer has no chat template, so there is no telling who said what. Name a chat model "
+            "(--target smollm2), or give plain text to specdecpp generate."
+        )
+    talk(Decoder(pair, policy=None if spec is None else spec.build(pair.head)), system, options)
 
 
 def talk(decoder: "Decoder", system: str | None, options: "Options") -> None:

@@ -7,24 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.bench import Builder, Data
 from specdecpp.cli.common import (
-    BackendOption,
-    Device,
-    Draft,
-    DType,
-    DTypeOption,
-    Head,
     Json,
-    Seed,
+    PairNames,
+    PromptKind,
+    Prompts,
+    Quick,
     TopP,
-    check_names,
     clock,
     interruptible,
-    load,
     print_json,
-    told,
-    usual,
+    with_pair,
 )
 
 if TYPE_CHECKING:
@@ -32,27 +25,21 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "specdecpp check",
-    "specdecpp check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --dtype bfloat16",
+    "specdecpp check --target Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B",
 )
 
 
+@with_pair()
 def check(
-    target: Annotated[str | None, typer.Argument(metavar="TARGET", help="A folder or a hub name.")] = None,
-    draft: Draft = None,
-    head: Head = None,
-    data: Data = None,
-    prompt: Builder = None,
+    names: PairNames,
+    prompts: Prompts = None,
+    prompt: PromptKind = None,
     num: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of the answers that are reckoned with.")] = 96,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
     top_p: TopP = 1.0,
-    quick: Annotated[bool, typer.Option("--quick", help="At most 15 seconds.")] = False,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="At most N minutes.  [default: 1]")] = None,
-    seed: Seed = 0,
+    quick: Quick = False,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="At most N minutes.  [default: 1; quick: 1/4]")] = None,
     as_json: Json = False,
-    dtype: DTypeOption = DType.auto,
-    device: Device = None,
-    backend: BackendOption = None,
 ) -> None:
     """Measure a pair in a minute: is it worth it?
 
@@ -60,27 +47,25 @@ def check(
     drafted, which length or rule is therefore fastest, and what stands in the way. The estimate is refined until it is
     tight or the time is over, loading not counted; Ctrl-C ends it with what is known.
     """
-    with told():
-        from specdecpp.bench import check as checking
-        from specdecpp.bench import questions
-        from specdecpp.report import advice
+    from specdecpp.bench import check as checking
+    from specdecpp.bench import questions
+    from specdecpp.report import advice
 
-        if quick and minutes is not None:
-            raise ValueError(f"--quick is 15 seconds, and --minutes {minutes:g} is another time. Give one.")
-        seconds = checking.QUICK_S if quick else checking.USUAL_S if minutes is None else 60 * minutes
-        trial = checking.Trial(seconds=seconds, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        check_names(target, draft, head)
-        target = usual(target, draft, head)
-        texts = questions.read(data or (), prompt or ())
-        started = perf_counter()
-        pair = load(target, draft, head, dtype=dtype, device=device, backend=backend)
-        print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
-        sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
-        found = _checked(checking.Checking(pair, sets, trial), trial)
-        if as_json:
-            print_json(advice.to_dict(found))
-        else:
-            _show(found)
+    if quick and minutes is not None:
+        raise ValueError(f"--quick is 15 seconds, and --minutes {minutes:g} is another time. Give one.")
+    seconds = checking.QUICK_S if quick else checking.USUAL_S if minutes is None else 60 * minutes
+    trial = checking.Trial(seconds=seconds, temperature=temperature, top_p=top_p)
+    names.check()
+    texts = questions.read(prompts or (), prompt or ())
+    started = perf_counter()
+    pair = names.load()
+    print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
+    sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
+    found = _checked(checking.Checking(pair, sets, trial), trial)
+    if as_json:
+        print_json(advice.to_dict(found))
+    else:
+        _show(found)
 
 
 def _checked(checking: "Checking", trial: "Trial") -> "Check":

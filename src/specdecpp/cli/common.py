@@ -8,7 +8,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -46,19 +50,11 @@ def kind_of(name: str) -> str:
     return name
 
 
-Target = Annotated[str | None, typer.Option(metavar="NAME", help="Target model: a folder or a hub name.")]
+Target = Annotated[str | None, typer.Option(metavar="NAME", help="Target model: a folder, a file or a hub name.")]
 Draft = Annotated[str | None, typer.Option(metavar="NAME", help="Draft model. Neither: smollm2, else reference.")]
 DraftOrCopies = Annotated[str | None, typer.Option("--draft", metavar="NAME", help="Draft model; none: copies of the text.")]
-TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the likeliest tokens of this mass.")]
 Head = Annotated[str | None, typer.Option(metavar="NAME", help="Acceptance head: a folder or a hub name.")]
 DTypeOption = Annotated[DType, typer.Option(metavar="TYPE", help="auto, float64, float32, bfloat16 or float16.")]
-Verification = Annotated[
-    str, typer.Option(metavar="KIND", parser=kind_of, help="Test draft tokens by token, block or compare.")
-]
-Lossy = Annotated[
-    bool,
-    typer.Option("--lossy", help="Permit other distributions than the target's: fuzzy, chow, opt, token-cascade, typical, tv."),
-]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="Device, such as cpu or cuda.")]
 BackendOption = Annotated[
     str | None,
@@ -68,6 +64,28 @@ BackendOption = Annotated[
         help="native, native-int8, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
     ),
 ]
+PolicySpecs = Annotated[list[str] | None, typer.Option("--policy", metavar="SPEC", help="These instead of all; repeatable.")]
+Verification = Annotated[
+    str, typer.Option(metavar="KIND", parser=kind_of, help="Test draft tokens by token, block or compare.")
+]
+Lossy = Annotated[
+    bool,
+    typer.Option("--lossy", help="Permit other distributions than the target's: fuzzy, chow, opt, token-cascade, typical, tv."),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", help="The most tokens of an answer.")]
+TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the most probable tokens of this mass.")]
+MODELS_OWN = "[default: the model's own, or 1]"
+Temperature = Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")]
+TopPOfModel = Annotated[float | None, typer.Option("--top-p", metavar="X", help=f"Keep this mass of p.  {MODELS_OWN}")]
+Prompts = Annotated[
+    list[str] | None, typer.Option("--prompts", metavar="FILE", help="As in recipes; repeatable.  [default: a few]")
+]
+PromptKind = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", metavar="KIND", help="How a row becomes a prompt: gsm8k, alpaca, humaneval, field:NAME."),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Less of everything, for a first look.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results, for report.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")]
 
@@ -107,6 +125,58 @@ def check_names(
         )
     if spec is not None and target is not None and target not in PAIRS and head is None:
         spec.build(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairNames:
+    """A pair as it is named on the command line, and how it is to be run."""
+
+    target: str | None
+    draft: str | None
+    head: str | None
+    dtype: DType
+    device: str | None
+    backend: str | None
+    copies: bool
+
+    def check(self, *specs: "PolicySpec | None") -> None:
+        """Refuse, before models are loaded, names that make no pair, and policies that lack their head (`check_names`)."""
+        for spec in specs or (None,):
+            check_names(self.target, self.draft, self.head, spec, copies=self.copies)
+
+    @property
+    def usual(self) -> str | None:
+        return usual(self.target, self.draft, self.head)
+
+    def load(self) -> "Pair":
+        return load(self.usual, self.draft, self.head, dtype=self.dtype, device=self.device, backend=self.backend)
+
+
+def with_pair(*, copies: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb the options that name a pair, which it gets as `names`, and tell its errors in a line (`told`).
+
+    `copies`: a target may stand alone, draft tokens are then copied from the text.
+    """
+    first = {"target": Target, "draft": DraftOrCopies if copies else Draft, "head": Head}
+    last = {"dtype": DTypeOption, "device": Device, "backend": BackendOption}
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @wraps(verb)
+        def run(**given: Any) -> None:
+            with told():
+                names = PairNames(**{name: given.pop(name) for name in (*first, *last)}, copies=copies)
+                verb(names, **given)
+
+        def option(name: str, annotation: Any) -> Parameter:
+            default = DType.auto if name == "dtype" else None
+            return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation, default=default)
+
+        _, *own = signature(verb, eval_str=True).parameters.values()
+        shown = [*starmap(option, first.items()), *own, *starmap(option, last.items())]
+        run.__signature__ = Signature(shown)  # pyright: ignore[reportAttributeAccessIssue] (typer reads it)
+        return run
+
+    return decorate
 
 
 def usual(target: str | None, draft: str | None, head: str | None) -> str | None:
@@ -174,7 +244,8 @@ def silence(*names: str | None) -> None:
 @contextmanager
 def _heard(tell: Callable[[str], None]) -> Iterator[None]:
     """Pass what `load_pair` logs to this function."""
-    log, handler = logging.getLogger("specdecpp.loading"), _Told(tell)
+    log, handler = logging.getLogger("specdecpp.loading"), logging.Handler()
+    handler.emit = lambda record: tell(record.getMessage())
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -183,15 +254,6 @@ def _heard(tell: Callable[[str], None]) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-
-
-class _Told(logging.Handler):
-    def __init__(self, tell: Callable[[str], None]):
-        super().__init__()
-        self._tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._tell(record.getMessage())
 
 
 def clock(seconds: float) -> str:

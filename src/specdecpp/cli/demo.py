@@ -1,31 +1,22 @@
-"""`specdecpp demo`: the pair live, and a fair comparison of policies."""
+"""`specdecpp demo`: a pair live, then a bench with a fixed plan."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdecpp.cli.bench import race
 from specdecpp.cli.common import (
-    BackendOption,
-    Device,
-    Draft,
-    DType,
-    DTypeOption,
-    Head,
     Json,
-    Seed,
-    Target,
-    check_names,
-    load,
-    print_json,
-    told,
-    usual,
+    PairNames,
+    with_pair,
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Iterator
 
-    from specdecpp.demo import Comparison, DemoPlan
+    from specdecpp.bench.contestants import Contender
+    from specdecpp.head import AcceptanceHead
     from specdecpp.loading.pair import Pair
 
 NO_SMOLLM2 = (
@@ -33,85 +24,81 @@ NO_SMOLLM2 = (
 )
 EXAMPLES = (
     "specdecpp demo --num 2 --cycles 1",
-    "specdecpp demo --json --quiet | tail -1 > comparison.json",
+    "specdecpp demo --json | tail -1",
 )
+NUM_LIVE = 2
+"""Prompts that are answered live."""
+LENGTHS, THRESHOLDS = (1, 2, 3, 4, 5, 6, 7, 8), (0.05, 0.1, 0.2, 0.3, 0.4)
+USUAL = {"cycles": 3, "max_tokens": 128}
+SLOW = {"cycles": 1, "max_tokens": 80}
+"""The size for SmolLM2, with a third of the settings of its rivals, so that it ends within a minute or two."""
 
 
+@with_pair()
 def demo(
-    target: Target = None,
-    draft: Draft = None,
-    head: Head = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="The most tokens per answer.  [default: 128; smollm2: 80]")
-    ] = None,
-    num: Annotated[int, typer.Option(metavar="N", help="How many of the built-in prompts, 1 to 4.")] = 4,
+    names: PairNames,
+    num: Annotated[int, typer.Option(metavar="N", min=1, max=4, help="How many of the built-in prompts, 1 to 4.")] = 4,
     cycles: Annotated[int | None, typer.Option(metavar="N", help="How often all are timed.  [default: 3; smollm2: 1]")] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="X", help="0 is greedy.  [default: 1; smollm2: 0.7]")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(metavar="X", help="Keep the likeliest, of mass X.  [default: 1; smollm2: 0.9]")
-    ] = None,
-    seed: Seed = 0,
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only the result: no live text, no progress.")] = False,
-    dtype: DTypeOption = DType.auto,
-    device: Device = None,
-    backend: BackendOption = None,
 ) -> None:
     """Watch a pair decode, then compare policies.
 
-    The comparison is fair: same prompts, seeds and code; policies interleaved; the rivals tuned on other prompts. With
-    SmolLM2 (where its file is installed) or the reference pair it takes about a minute.
+    The comparison is a bench with a fixed plan: same prompts, seeds and code; policies interleaved; the rivals tuned on
+    other prompts. With SmolLM2 (where its file is installed) or the reference pair it takes about a minute.
     """
-    with told():
-        check_names(target, draft, head)
-        from specdecpp.demo import DemoPlan, to_dict
+    names.check()
+    from specdecpp.bench import questions
+    from specdecpp.bench.contest import BenchPlan, Contest, usual_sampling
+    from specdecpp.costs.known import measured
 
-        name = usual(target, draft, head)
-        plan = DemoPlan.usual(
-            name, max_tokens=max_tokens, num_prompts=num, num_cycles=cycles, temperature=temperature, top_p=top_p, seed=seed
-        )
-        pair = load(name, draft, head, dtype=dtype, device=device, backend=backend, quiet=quiet)
-        if target is None and head is None and name == "reference" and not quiet:
-            print(NO_SMOLLM2, file=sys.stderr)
-        comparison = _run_demo(pair, plan, stderr=as_json, quiet=quiet)
-        if as_json:
-            print_json(to_dict(comparison))
-
-
-def _run_demo(pair: "Pair", plan: "DemoPlan", *, stderr: bool, quiet: bool) -> "Comparison":
-    """The stages in order: tune the rivals, live text, comparison, table. With `stderr`, stdout is left to the JSON."""
-    from specdecpp import demo
-    from specdecpp.report import render
-
-    out = render.console(stderr=stderr)
-    if not quiet:
-        out.print(render.heading("The pair", demo.description(pair)))
-    with render.progress("tuning the rivals", plan.num_dev_runs, quiet=quiet) as tick:
-        rivals = demo.tuned_rivals(pair, plan, tick)
-    if not quiet:
-        _live(pair, plan, out)
-    policies = demo.contestants(pair, rivals)
-    with render.progress("comparing", len(policies) * plan.num_runs, quiet=quiet) as tick:
-        comparison = demo.compare(pair, policies, plan, tick)
-    if not (quiet and stderr):
-        out.print(render.heading("The comparison", demo.conditions(plan)))
-        out.print(render.comparison_table(comparison), "")
-        out.print(*demo.verdicts(comparison), sep="\n", width=render.width_of(out))
-    return comparison
+    name = names.usual
+    size = SLOW if name == "smollm2" else USUAL
+    sampling = usual_sampling(name)
+    plan = BenchPlan(
+        temperatures=(sampling["temperature"],),
+        top_p=sampling["top_p"],
+        verifications=("token",),
+        num_dev=3,
+        num_test=num,
+        num_cycles=size["cycles"] if cycles is None else cycles,
+        max_tokens=size["max_tokens"],
+    )
+    pair = names.load()
+    if names.target is None and names.head is None and name == "reference":
+        print(NO_SMOLLM2, file=sys.stderr)
+    _live(pair, num, {"max_tokens": plan.max_tokens, "seed": plan.seed, **sampling}, stderr=as_json)
+    rules = tuple(field(pair.head, thin=3 if size is SLOW else 1))
+    asked = questions.encoded(pair, questions.BUILT_IN, num_dev=plan.num_dev, num_test=plan.num_test)
+    code = race(Contest(pair=pair, rules=rules, sets=[asked], plan=plan, costs=measured(pair)), as_json=as_json)
+    if code:
+        raise typer.Exit(code)
 
 
-def _live(pair: "Pair", plan: "DemoPlan", out: "Console") -> None:
-    """SpecDec++ answering the first prompts, every token in the style of its origin."""
-    from specdecpp import demo
+def field(head: "AcceptanceHead | None", *, thin: int) -> "Iterator[Contender]":
+    """Fixed K and cumulative confidence in the setting that other prompts choose, SpecDec++ with a head, the default rule."""
+    from specdecpp.bench.contestants import Contender
+    from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, SpecDecPP
+
+    yield Contender(role="fixed", settings=tuple(Fixed(k=k) for k in LENGTHS[: len(LENGTHS) // thin + 1]))
+    yield Contender(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in THRESHOLDS[::thin]))
+    if head is not None:
+        yield Contender(role="specdecpp", settings=(SpecDecPP.tuned(head),))
+    judge = head if head is not None and head.card.is_calibrated else None
+    yield Contender(role="cost_aware", settings=(CostAware(head=judge),))
+
+
+def _live(pair: "Pair", num: int, options: dict[str, Any], *, stderr: bool) -> None:
+    """The default rule answering the first prompts, every token in the style of its origin."""
+    from specdecpp.bench.questions import PROMPTS
     from specdecpp.decoder import Decoder
     from specdecpp.policy_spec import as_prompt, watched
     from specdecpp.report import render
 
+    out = render.console(stderr=stderr)
     decoder = Decoder(pair)
-    options = {"max_tokens": plan.max_tokens, "temperature": plan.temperature, "top_p": plan.top_p, "seed": plan.seed}
     if out.is_terminal:
         out.print(render.legend())
-    for text in demo.PROMPTS[: min(plan.num_prompts, demo.NUM_LIVE)]:
+    for text in PROMPTS[: min(num, NUM_LIVE)]:
         out.print(render.quoted(text))
         live = render.LiveText(out)
         watched(decoder, as_prompt(pair, text), live.push, **options)

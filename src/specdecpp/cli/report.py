@@ -47,12 +47,12 @@ def report(
             print(f"wrote {path}", file=sys.stderr)
 
 
-def show(boards: "Sequence[Board]", *, is_whole: bool = False) -> None:
-    """The tables, on stdout; whole: with every setting."""
+def show(boards: "Sequence[Board]") -> None:
+    """The tables, on stdout."""
     from specdecpp.report import render, tables
 
     out = render.console()
-    out.print(tables.terminal(boards, is_whole=is_whole), width=render.width_of(out))
+    out.print(tables.terminal(boards), width=render.width_of(out))
 
 
 def _draw(boards: "Sequence[Board]", *, html: Path | None, svg: Path | None) -> None:

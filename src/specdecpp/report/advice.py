@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from specdecpp.bench.check import CHEAP, GOOD, WIDE, Check, Option
-from specdecpp.bench.results import Interval
+from specdecpp.bench.results import Interval, Machine
 from specdecpp.bench.rows import MIN_PROMPTS
 from specdecpp.bench.turns import LENGTHS
 from specdecpp.report import render
@@ -82,7 +82,7 @@ def sentences(check: Check) -> list[str]:
 
 def _sureness(check: Check) -> str:
     """The certainty of the verdict, and what it rests on."""
-    num, whole = len(check.sums), check.num_prompts
+    num, whole = check.num_seen, check.num_prompts
     prompts = f"{num} prompt{'s' * (num != 1)}" if num == whole else f"{num} of {whole} prompts"
     seen = f"{prompts}, {check.elapsed_s:.0f} s{', interrupted' if check.is_interrupted else ''}"
     if check.best.interval is None:
@@ -126,14 +126,13 @@ def to_dict(check: Check) -> dict[str, Any]:
         "is_sure": check.is_worth is not None,
         "is_interrupted": check.is_interrupted,
         "seconds": check.elapsed_s,
-        "num_prompts": len(check.sums),
+        "num_prompts": check.num_seen,
         **_option(check.best),
         "c": check.c,
-        "costs": check.machine.to_dict(),
+        "costs": Machine(name="measured", costs=check.costs).to_dict(),
         "acceptance": check.acceptance,
         "acceptance_by_depth": check.by_depth,
         "what_if": check.what_if,
-        "time_shares": check.time_shares,
         "options": [_option(option) for option in _options(check)],
     }
 

@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from specdecpp.demo import Comparison
     from specdecpp.metrics import Metrics
     from specdecpp.session import Step
 
@@ -146,25 +145,6 @@ def stats(metrics: "Metrics", *, policy: str, seed: int | None, finish_reason: s
         policy if seed is None else f"{policy}, seed {seed}",
     )
     return Text("\n".join(lines), "dim")
-
-
-def comparison_table(comparison: "Comparison") -> Table:
-    """One line per policy: rates with their units above them; the fastest in bold, SpecDec++ in the accent colour."""
-    table = plain_table("policy", "tokens\n/s", "speed-up", "tokens\n/pass", "discarded\n/token", "passes\n/token", gap=3)
-    best = max(comparison.entries.values(), key=lambda e: e.total.tokens_per_second)
-    for name, entry in comparison.entries.items():
-        total, ratio = entry.total, comparison.ratio(name)
-        error = "" if ratio.error is None else f" ±{ratio.value * ratio.error:.2f}"
-        table.add_row(
-            entry.label,
-            f"{total.tokens_per_second:.1f}",
-            f"{ratio.value:.2f}{error:6}",
-            f"{total.mean_acceptance_length:.2f}",
-            f"{total.discard_rate:.2f}",
-            f"{total.verification_rate:.2f}",
-            style=" ".join(["bold"] * (entry is best) + [ACCENT] * (name == "specdecpp")),
-        )
-    return table
 
 
 def plain_table(first: str, *numbers: str, gap: int) -> Table:

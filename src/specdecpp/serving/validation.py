@@ -201,7 +201,7 @@ def model_name(pair: Pair) -> str:
 
 
 def _longest(policy: Policy) -> int:
-    return max([policy.most_drafted, *map(_longest, policy.parts)])
+    return max([getattr(policy, "max_nodes", policy.max_tokens), *map(_longest, policy.parts)])
 
 
 def _field(body: CompletionRequest | ChatRequest) -> str:

@@ -268,11 +268,11 @@ def test_the_verbs_take_files(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["calibrated_on"]["runners"].startswith("llama.cpp")
 
 
-@pytest.mark.parametrize("options", [[], ["--backend", "llama.cpp", "--max-tokens", 12]])
+@pytest.mark.parametrize("options", [[], ["--backend", "llama.cpp"]])
 def test_check_takes_files(options: list[object], reference: Path) -> None:
     """Catches a pair of files that `check` cannot record in batches, which it does from their weights; another backend
     timed."""
     names = [reference / "target-f32.gguf", "--draft", reference / "draft-f32.gguf"]
-    result = call("check", *names, "--prompts", 2, *options)
+    result = call("check", "--target", *names, "--num", 2, *options)
     assert result.exit_code == 0, result.stderr
     assert "The pair" in result.stdout

@@ -1,0 +1,324 @@
+"""The contest: every rule by the clock, on the same prompts and seeds, in one process.
+
+    field -> settings tried on development prompts -> the best of each rule on test prompts -> rows
+
+Fair means: the same code for all, the target alone included; settings chosen on other prompts than those that are measured,
+once for all data sets, apart by verification and temperature; everything of one temperature interleaved prompt by prompt in
+an order that rotates, after an untimed step, so that a slow moment of the machine falls on all; rates are ratios of sums,
+and intervals resample prompts.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from specdecpp.bench.contestants import ALONE, TARGET, Contender
+from specdecpp.bench.questions import Questions
+from specdecpp.bench.results import Machine, Results, provenance_of
+from specdecpp.bench.rows import MIN_PROMPTS, Entry, Tally, rows_of
+from specdecpp.decoder import Decoder, Output, Prompt
+from specdecpp.head import AcceptanceHead
+from specdecpp.loading.pair import Pair
+from specdecpp.policies import Costs, Policy
+from specdecpp.policies.head import costs_for, heads
+from specdecpp.policy_spec import label_of, spec_of
+from specdecpp.sampling import Sampling
+from specdecpp.verify import is_lossless, verifications
+
+WARM_UP_TOKENS = 4
+Key = TypeVar("Key", bound=Hashable)
+Tick = Callable[[str], None]
+
+
+def interleaved(
+    decoders: Mapping[Key, Decoder],
+    prompts: Sequence[Prompt],
+    *,
+    num_cycles: int,
+    max_tokens: int,
+    sampling: Sampling,
+    seed: int,
+) -> Iterator[tuple[Key, int, Output]]:
+    """Every decoder on every prompt in every cycle, as it comes: (whose, of which prompt, the answer).
+
+    A prompt has the same seed for all, and another one in every cycle.
+    """
+    num_turns = num_cycles * len(prompts)
+    for turn in range(num_turns):
+        place = turn % len(prompts)
+        for key in in_turn(list(decoders), turn, num_turns=num_turns):
+            answer = decoders[key].generate(prompts[place], max_tokens=max_tokens, sampling=sampling, seed=seed + turn)
+            yield key, place, answer
+
+
+def in_turn(contestants: Sequence[Any], turn: int, *, num_turns: int) -> Sequence[Any]:
+    """The order of one turn: who begins moves on, further where turns are too few to go around, and every other turn goes
+    backwards, so that neither a slow start of the turns nor a slow end falls on the same ones."""
+    num = len(contestants)
+    first = turn * max(1, num // num_turns) % num if num else 0
+    if turn % 2:
+        return [*contestants[: first + 1][::-1], *contestants[first + 1 :][::-1]]
+    return [*contestants[first:], *contestants[:first]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPlan:
+    """How much is run. Temperature 0 is verified greedily, whatever `verifications` there are. Raises ValueError for what
+    cannot be run."""
+
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    verifications: tuple[str, ...] = ("token", "block")
+    top_p: float = 1.0
+    num_dev: int = 8
+    """Prompts of each data set that choose settings."""
+    num_test: int = 16
+    """Prompts of each data set that are measured."""
+    num_cycles: int = 2
+    max_tokens: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.temperatures and self.verifications and self.max_tokens >= 2 and self.num_cycles >= 1):
+            raise ValueError(
+                "a bench needs a temperature, a verification, at least 2 tokens and 1 cycle, got "
+                f"{self.temperatures}, {self.verifications}, {self.max_tokens} and {self.num_cycles}"
+            )
+        known = [name for name, kind in verifications().items() if is_lossless(kind) and name != "greedy"]
+        if unknown := [name for name in self.verifications if name not in known]:
+            raise ValueError(f"a bench compares the verifications {', '.join(known)}, got {unknown[0]!r}.")
+        for temperature in self.temperatures:
+            Sampling(temperature=temperature, top_p=self.top_p)
+
+    def verifications_at(self, temperature: float) -> tuple[str, ...]:
+        return self.verifications if temperature else ("greedy",)
+
+
+QUICK = {"num_dev": 3, "num_test": 6, "num_cycles": 1, "max_tokens": 64}
+"""Sizes of a quick bench."""
+
+
+def usual_sampling(pair: str | None) -> dict[str, float]:
+    """Temperature and top_p that users of the pair of this name ask for; of others temperature 1."""
+    return {"temperature": 0.7, "top_p": 0.9} if pair == "smollm2" else {"temperature": 1.0, "top_p": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One rule in one setting under one verification."""
+
+    rule: Contender
+    policy: Policy
+    verification: str
+
+
+Answers = list[list[Output]]
+"""Timed answers of one contestant: by prompt, then by cycle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """Everything that was run on the test prompts at one temperature, which all went in turns."""
+
+    temperature: float
+    answers: Mapping[Contestant, Answers]
+
+    @property
+    def num_turns(self) -> int:
+        """Turns in which every contestant answered a prompt."""
+        return min(sum(map(len, of)) for of in self.answers.values())
+
+    def whole_turns(self) -> "Heat":
+        """Without the answers of a turn that not all of them finished."""
+        least = [min(map(len, of_prompt)) for of_prompt in zip(*self.answers.values(), strict=True)]
+        whole = {c: [own[:num] for own, num in zip(of, least, strict=True)] for c, of in self.answers.items()}
+        return Heat(temperature=self.temperature, answers=whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """A field, prompts and a plan, ready to be run with a pair. Raises `UnsoundError` for a rule that a verification cannot
+    bear, ValueError where settings are to be chosen and there are no development prompts."""
+
+    pair: Pair
+    rules: Sequence[Contender]
+    sets: Sequence[Questions]
+    plan: BenchPlan
+    costs: Costs
+
+    def __post_init__(self) -> None:
+        num = max((len(rule.settings) for rule in self.rules), default=0)
+        if num > 1 and not self.dev:
+            raise ValueError(
+                f"a rule has {num} settings to choose among and there are no development prompts, on which that is done. Give "
+                "a file with more prompts, or name each rule in one setting, a fixed K too."
+            )
+        for temperature in self.plan.temperatures:
+            for verification in self.plan.verifications_at(temperature):
+                for rule in self.rules:
+                    for policy in rule.settings:
+                        self._decoder(Contestant(rule=rule, policy=policy, verification=verification))
+
+    @property
+    def dev(self) -> list[Sequence[int]]:
+        return [ids for questions in self.sets for ids in questions.dev]
+
+    @property
+    def test(self) -> list[Sequence[int]]:
+        return [ids for questions in self.sets for ids in questions.test]
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that will be timed."""
+        num_tried = sum(len(rule.settings) for rule in self.rules if len(rule.settings) > 1)
+        num_arenas = [len(self.plan.verifications_at(temperature)) for temperature in self.plan.temperatures]
+        num_tests = len(self.test) * self.plan.num_cycles
+        return sum(num * num_tried * len(self.dev) + (1 + num * len(self.rules)) * num_tests for num in num_arenas)
+
+    @property
+    def most_s(self) -> float:
+        """About how long all of it takes if every answer is as long as it may be, at the target's own pace."""
+        return self.num_answers * self.plan.max_tokens * self.costs.verify_s(1)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of all temperatures, when nothing interrupts it."""
+        return len(self.plan.temperatures) * len(self.test) * self.plan.num_cycles
+
+    def run(self, tick: Tick = lambda label: None) -> list[Heat]:
+        """Choose settings and time them, temperature by temperature. `tick` is called after every answer.
+
+        Interrupted (KeyboardInterrupt) it gives the whole turns until then; where there is none, the interrupt is raised.
+        """
+        heats: list[Heat] = []
+        try:
+            for temperature in self.plan.temperatures:
+                names = self.plan.verifications_at(temperature)
+                contestants = [Contestant(rule=ALONE, policy=TARGET, verification=names[0])]
+                for name in names:
+                    contestants += self.chosen(name, temperature, tick)
+                heats.append(Heat(temperature=temperature, answers={c: [[] for _ in self.test] for c in contestants}))
+                self._time(heats[-1].answers, self.test, temperature, num_cycles=self.plan.num_cycles, tick=tick)
+        except KeyboardInterrupt:
+            heats = [whole for heat in heats if (whole := heat.whole_turns()).num_turns]
+            if not heats:
+                raise
+        return heats
+
+    def chosen(self, verification: str, temperature: float, tick: Tick = lambda label: None) -> list[Contestant]:
+        """Each rule in the setting with the most tokens per second over all development prompts."""
+        settings = {
+            rule: [Contestant(rule=rule, policy=policy, verification=verification) for policy in rule.settings]
+            for rule in self.rules
+        }
+        answers: dict[Contestant, Answers] = {c: [[] for _ in self.dev] for of in settings.values() for c in of if len(of) > 1}
+        self._time(answers, self.dev, temperature, num_cycles=1, tick=tick)
+        speed = {contestant: tally_of(of).tokens_per_second for contestant, of in answers.items()}
+        return [max(of, key=lambda contestant: speed.get(contestant, 0.0)) for of in settings.values()]
+
+    def _time(
+        self,
+        answers: Mapping[Contestant, Answers],
+        prompts: Sequence[Sequence[int]],
+        temperature: float,
+        *,
+        num_cycles: int,
+        tick: Tick,
+    ) -> None:
+        """Fill in the answers of every contestant, in turns, after a few untimed tokens."""
+        plan, decoders = self.plan, {contestant: self._decoder(contestant) for contestant in answers}
+        sampling = Sampling(temperature=temperature, top_p=plan.top_p)
+        for decoder in decoders.values():
+            decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, sampling=sampling, seed=plan.seed)
+        options = {"num_cycles": num_cycles, "max_tokens": plan.max_tokens, "seed": plan.seed}
+        for contestant, place, output in interleaved(decoders, prompts, sampling=sampling, **options):
+            answers[contestant][place].append(output)
+            tick(label_of(contestant.policy))
+
+    def _decoder(self, contestant: Contestant) -> Decoder:
+        return Decoder(
+            self.pair,
+            policy=contestant.policy,
+            verification=verifications()[contestant.verification],
+            costs=costs_for(contestant.policy, self.costs),
+            reuses=False,  # every contestant reads the prompt
+        )
+
+
+def tally_of(answers: Answers) -> Tally:
+    return Tally.of([[output.metrics for output in of] for of in answers])
+
+
+def results_of(contest: Contest, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
+    """The rows with where they come from; `notes` stand after those about the conditions."""
+    is_partial = sum(heat.num_turns for heat in heats) < contest.num_turns
+    data = {q.dataset: {"num_dev": len(q.dev), "num_test": len(q.test)} for q in contest.sets}
+    return Results(
+        kind="bench",
+        provenance=provenance_of(contest.pair, seed=contest.plan.seed, data=data, plan=asdict(contest.plan)),
+        costs=Machine(name="measured", costs=contest.costs).to_dict(),
+        rows=rows_of(list(_entries(contest, heats)), seed=contest.plan.seed),
+        notes=(*([interrupted(contest, heats)] if is_partial else []), *conditions(contest), *notes),
+        is_partial=is_partial,
+    )
+
+
+def _entries(contest: Contest, heats: Sequence[Heat]) -> Iterator[Entry]:
+    """One of every contestant on every data set of which it answered a prompt."""
+    for heat in heats:
+        start = 0
+        for questions in contest.sets:
+            end = start + len(questions.test)
+            for contestant, answers in heat.answers.items():
+                if own := [of for of in answers[start:end] if of]:
+                    yield Entry(
+                        dataset=questions.dataset,
+                        temperature=heat.temperature,
+                        verification=contestant.verification,
+                        role=contestant.rule.role,
+                        policy=spec_of(contestant.policy),
+                        label=label_of(contestant.policy),
+                        chosen=True,
+                        tally=tally_of(own),
+                    )
+            start = end
+
+
+def interrupted(contest: Contest, heats: Sequence[Heat]) -> str:
+    """How far a contest came."""
+    of = len(contest.test) * contest.plan.num_cycles
+    done = {heat.temperature: heat.num_turns for heat in heats}
+    whole = ", ".join(f"{done.get(t, 0)} of {of} at temperature {t:g}" for t in contest.plan.temperatures)
+    return (
+        f"Interrupted: of the turns of all rules ({len(contest.test)} prompts x {contest.plan.num_cycles}) these are whole: "
+        f"{whole}."
+    )
+
+
+def conditions(contest: Contest) -> list[str]:
+    """Notes for a reader of the table."""
+    plan = contest.plan
+    notes = [
+        f"{len(contest.test)} prompts x {plan.num_cycles}, up to {plan.max_tokens} tokens"
+        f"{f', top_p {plan.top_p:g}' if plan.top_p < 1 else ''}; settings were chosen on {len(contest.dev)} "
+        "other prompts, once for all data sets; gains are over the best fixed K under token verification."
+    ]
+    if len(contest.test) < MIN_PROMPTS:
+        notes.append(f"There are no intervals: fewer than {MIN_PROMPTS} prompts say nothing about their spread.")
+    policies = {policy for rule in contest.rules for policy in rule.settings}
+    return notes + head_notes(policies, temperatures=plan.temperatures)
+
+
+def head_of(policy: Policy) -> AcceptanceHead | None:
+    """The head that a policy asks, its own or that of a rule it is made of."""
+    return next(iter(heads(policy)), None)
+
+
+def head_notes(policies: Iterable[Policy], *, temperatures: Sequence[float]) -> list[str]:
+    """Heads that were asked at temperatures which they were not made for."""
+    notes: set[str] = set()
+    for head in filter(None, map(head_of, policies)):
+        made_for = (head.card.sampling or {}).get("temperature")
+        other = [f"{t:g}" for t in temperatures if made_for is not None and t != made_for]
+        if other:
+            notes.add(f"The head was made for temperature {made_for:g}, and was also asked at {', '.join(other)}.")
+    return sorted(notes)
