@@ -30,10 +30,10 @@ def sampled(**options: Any) -> Callable[[Any], Any]:
 
     def decorated(of: Any) -> Any:
         if of.__module__ in (
-            "specdecpp.backends.kernels",
-            "specdecpp.backends.products",
-            "specdecpp.backends.device_draws",
-            "specdecpp.backends.device_verdicts",
+            "specdecpp.backends.graphs.kernels.layers",
+            "specdecpp.backends.graphs.kernels.products",
+            "specdecpp.backends.graphs.kernels.draws",
+            "specdecpp.backends.graphs.kernels.verdicts",
         ):  # Triton reads their text and never calls them
             return of
         checked = decorate(of)

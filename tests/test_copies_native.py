@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from distributions import finish
-from test_rounds import COSTS, models_of, needs_compiler
+from test_engines import COSTS, models_of, needs_compiler
 
 from specdecpp.backends.native.steps import Native
 from specdecpp.decoder import Decoder

@@ -19,7 +19,7 @@ from test_graphs import growing
 
 import specdecpp as sd
 from specdecpp.backends import EagerModel, GraphModel, LeanModel
-from specdecpp.backends.device import Device
+from specdecpp.backends.graphs.engine import Device
 from specdecpp.lab import WithCopies
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.loading.gguf import GGUF

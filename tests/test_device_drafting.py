@@ -16,9 +16,9 @@ from torch import Tensor
 
 from specdecpp import Decoder, Pair
 from specdecpp.backends import GraphModel, LeanModel
-from specdecpp.backends.device import Device, steps_ahead
-from specdecpp.backends.device_verification import block_verdict, greedy_verdict, pick, token_verdict
-from specdecpp.backends.static_cache import StaticCache
+from specdecpp.backends.graphs.cache import StaticCache
+from specdecpp.backends.graphs.engine import Device, steps_ahead
+from specdecpp.backends.graphs.verdicts import block_verdict, greedy_verdict, pick, token_verdict
 from specdecpp.lab import AutoOff, Heuristic
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide

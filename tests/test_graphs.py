@@ -22,10 +22,11 @@ from torch import Tensor
 
 import specdecpp as sd
 from specdecpp import Pair
-from specdecpp.backends import EagerModel, GraphModel, LeanModel, static_cache
-from specdecpp.backends.fused import _kernels
+from specdecpp.backends import EagerModel, GraphModel, LeanModel
+from specdecpp.backends.graphs import cache as static_cache
+from specdecpp.backends.graphs.cache import WIDTHS, Cuda, Program, _rehearse, bucket, span_of
+from specdecpp.backends.graphs.layers import _kernels
 from specdecpp.backends.lean import FusedNorm, Norm
-from specdecpp.backends.static_cache import WIDTHS, Cuda, Program, _rehearse, bucket, span_of
 from specdecpp.errors import BackendError
 from specdecpp.loading.models import Checkpoint
 from specdecpp.policies import CumulativeConfidence, Fixed
@@ -95,7 +96,7 @@ def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.
     """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
     back over a growth and on."""
     variant = {"max_position_embeddings": 1024}
-    monkeypatch.setattr("specdecpp.backends.graphs.free_bytes", lambda device: 0)
+    monkeypatch.setattr("specdecpp.backends.graphs.model.free_bytes", lambda device: 0)
     eager, backend = (
         EagerModel(built("llama", **variant).to(device)).new_cache(),
         GraphModel(built("llama", **variant).to(device)).new_cache(),
@@ -117,7 +118,7 @@ def test_a_context_that_takes_little_memory_is_reserved(monkeypatch: pytest.Monk
     """Catches a cache that grows, and forgets what was recorded, where there is room for the whole context."""
     held = 2 * 2 * 2 * 2048 * 8 * 4  # keys and values of two layers, two heads of 8 numbers in float32
     for free, capacities, is_kept in ((32 * held, {2048}, True), (32 * held - 1, {256, 512}, False)):
-        monkeypatch.setattr("specdecpp.backends.graphs.free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr("specdecpp.backends.graphs.model.free_bytes", lambda device, free=free: free)
         backend = GraphModel(built("llama", max_position_embeddings=1024)).new_cache()
         backend.extend(LONG[:3], rows=1)
         before, found = dict(backend.static._programs), {backend.static.capacity}
@@ -181,7 +182,7 @@ def test_recorded_work_is_found_again() -> None:
 
 def test_the_program_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a store that grows with every new kind of request."""
-    monkeypatch.setattr("specdecpp.backends.static_cache._MOST_PROGRAMS", 2)
+    monkeypatch.setattr("specdecpp.backends.graphs.cache._MOST_PROGRAMS", 2)
     backend = GraphModel(built("llama")).new_cache()
     for n in (1, 2, 1, 3):
         backend.extend(TEXT[:n], rows=1)
@@ -255,7 +256,7 @@ def test_a_cpu_never_gets_it(tmp_path: Path) -> None:
 
 def test_without_triton_it_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a machine without a compiler on which nothing runs any more."""
-    monkeypatch.setitem(sys.modules, "specdecpp.backends.kernels", None)
+    monkeypatch.setitem(sys.modules, "specdecpp.backends.graphs.kernels.layers", None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     _kernels.cache_clear()
     with pytest.warns(UserWarning, match=r"Triton does not work here \(ModuleNotFoundError: .*slower without it"):
@@ -349,7 +350,7 @@ def test_the_memory_of_dead_graphs_is_never_recorded_in(stand_in: StandIn) -> No
 
 def test_passes_are_recorded_when_a_pair_is_loaded(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a request that waits for the recording of a pass: of every width, and over a growing text."""
-    monkeypatch.setattr("specdecpp.backends.graphs.free_bytes", lambda device: 2**40)
+    monkeypatch.setattr("specdecpp.backends.graphs.model.free_bytes", lambda device: 2**40)
     pair, _ = growing_pairs("cpu")
 
     def passes() -> list[set[Any]]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from distributions import chi_square_tail, random_head, unchecked
 from integration import Given, compared, completed, intervals, outcomes
-from test_rounds import Models, engine_of, models_of, needs_compiler
+from test_engines import Models, engine_of, models_of, needs_compiler
 from torch import Tensor
 
 import specdecpp as sd

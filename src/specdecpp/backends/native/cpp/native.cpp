@@ -4,7 +4,7 @@
 //
 // Every weight is read once for all rows of a pass, and the bits of a row do not depend on how many there are.
 
-#include "round.h"
+#include "step.h"
 
 extern "C" {
 

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.backends.fused import fused
+from specdecpp.backends.graphs.cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
+from specdecpp.backends.graphs.layers import fused
 from specdecpp.backends.lean import LeanCache, LeanModel
-from specdecpp.backends.static_cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
 
 _SHARE = 1 / 32
 """Share of the free memory that one cache may take in advance."""

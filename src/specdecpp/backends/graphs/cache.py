@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.backends.fused import FusedModel
+from specdecpp.backends.graphs.layers import FusedModel
 from specdecpp.backends.lean import Attend, LeanModel
 from specdecpp.errors import BackendError
 

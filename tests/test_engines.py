@@ -15,8 +15,8 @@ from torch import Tensor
 
 from specdecpp import Decoder, Pair, Sampling
 from specdecpp.backends import GraphModel, NativeModel, native
-from specdecpp.backends.device import Device
-from specdecpp.backends.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
+from specdecpp.backends.graphs.engine import Device
+from specdecpp.backends.graphs.verdicts import block_verdict, compare_verdict, greedy_verdict, token_verdict
 from specdecpp.backends.native import Filters, Verifying
 from specdecpp.backends.native.library import library
 from specdecpp.backends.native.steps import Native

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdecpp.backends.device_launches import RowKernels
-from specdecpp.backends.device_verification import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
-from specdecpp.backends.static_cache import WIDTHS, StaticCache
+from specdecpp.backends.graphs.cache import WIDTHS, StaticCache
+from specdecpp.backends.graphs.launches import RowKernels
+from specdecpp.backends.graphs.verdicts import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
 from specdecpp.head import AcceptanceHead, Calibration, features
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence

@@ -6,7 +6,7 @@ Rows of p and q hold each token as a share of the likeliest's probability, as `d
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from specdecpp.backends.device_draws import _drawn, _likeliest, _weight
+from specdecpp.backends.graphs.kernels.draws import _drawn, _likeliest, _weight
 
 LINES = 64
 """Rows of a verdict, as a power of two."""

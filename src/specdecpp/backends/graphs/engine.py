@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from specdecpp.backends import Model
-from specdecpp.backends.device_launches import RowKernels, has_kernels
-from specdecpp.backends.device_steps import END, MOST, DeviceRecord, DraftStep, Judge, VerdictStep
-from specdecpp.backends.graphs import GraphCache, GraphModel
-from specdecpp.backends.static_cache import WIDTHS, Program, StaticCache, bucket
+from specdecpp.backends.graphs.cache import WIDTHS, Program, StaticCache, bucket
+from specdecpp.backends.graphs.launches import RowKernels, has_kernels
+from specdecpp.backends.graphs.model import GraphCache, GraphModel
+from specdecpp.backends.graphs.steps import END, MOST, DeviceRecord, DraftStep, Judge, VerdictStep
 from specdecpp.head import Calibration
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Rule, Stop

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.backends import trimmed
+from specdecpp.backends.graphs.tiling import Tiling, early_in, in_steps, shape_of
 from specdecpp.backends.lean import LeanModel, Norm, _Layer
-from specdecpp.backends.product_shapes import Tiling, early_in, in_steps, shape_of
 
 _PROGRAMS = 512
 """Programs of `kernels.attend` at once: four for each multiprocessor of a large GPU."""
@@ -305,7 +305,7 @@ def _kernels(device: torch.device) -> Any:
     try:
         if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
             raise RuntimeError(f"compute capability {capability[0]}.{capability[1]}, and 8.0 is needed")
-        kernels, products = (import_module(f"specdecpp.backends.{name}") for name in ("kernels", "products"))
+        kernels, products = (import_module(f"specdecpp.backends.graphs.kernels.{name}") for name in ("layers", "products"))
         x = torch.ones(1, 16, device=device)
         with torch.cuda.device_of(x):
             y = torch.empty_like(x)
