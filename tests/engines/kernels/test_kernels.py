@@ -15,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from distributions import unchecked
-from test_lean import TEXT, built
+from kinds import TEXT, built
 
 import specdecpp as sd
 from specdecpp.backends import EagerModel, GraphModel, LeanModel
