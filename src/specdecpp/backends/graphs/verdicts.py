@@ -4,7 +4,7 @@ outcome.
 There are W - 1 places for draft tokens, of which the first `num` are taken; what stands behind them is never read into the
 result. The host's functions draw from a stream, these are given a uniform for each draw: u < h is heads, and a token is drawn
 by inverting the running sum of its distribution. As a function of the uniforms the outcome is piecewise constant, so that its
-distribution can be integrated exactly (tests/test_device_drafting.py).
+distribution can be integrated exactly (tests/test_graph_steps.py).
 
 The bonus is the correction with q = 0: norm((p - 0)+) = p. In block verification likewise h_K = R_K/(R_K + 1 - w_K) = w_K,
 since R_K = sum (w_K p - 0)+ = w_K.
