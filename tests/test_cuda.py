@@ -13,7 +13,7 @@ import pytest
 import torch
 from batched import PROMPTS
 from distributions import chi_square_tail, finish, unchecked
-from engine_cases import COSTS
+from engine_cases import COSTS, MANNERS, RULES, VOCAB
 from gguf_files import converted
 from test_graphs import growing
 
