@@ -111,14 +111,9 @@ class LeanCache(EagerCache):
 
 
 class LeanModel(EagerModel):
-    """A model of a known family. See `backends.Backend` for the contract.
+    """A model of a known family. Raises `BackendError` for another, and where its logits are not those of transformers.
 
-    The model keeps its values and goes on working, but the storage of its weights is laid out anew: save it before, not after.
-
-    Raises `BackendError` for a model outside the families, and where its logits are not those of transformers (`probe.check`,
-    unless `probe` is False).
-
-    >>> backend = LeanModel(model)                                   # doctest: +SKIP
+    The model keeps its values, but the storage of its weights is laid out anew: save it before, not after.
     """
 
     manner: ClassVar[str] = "lean"
@@ -293,11 +288,8 @@ def _joined(layer: families.Layer, weight: Callable[[str], Tensor], norm: Callab
 
 
 def _share(*parts: Tensor) -> Tensor:
-    """Weights side by side [in, out] in one storage, which the parts then share: nothing is held twice.
-
-    On a CPU in float32 the rows of the storage are inputs: the product of a few rows is then 1.2 times that of one, and
-    1.4 to 2 times the other way round (LOG.md).
-    """
+    """Weights side by side [in, out] in one storage, which the parts then share. On a CPU in float32 its rows are inputs, with
+    which products of a few rows are quicker (LOG.md)."""
     joined = torch.cat([part.detach() for part in parts])
     if joined.device.type == "cpu" and joined.dtype == torch.float32:
         joined = joined.T.contiguous().T

@@ -40,7 +40,7 @@ SAMPLINGS = {
 
 
 def record_of(vocab_size: int, num_rows: int) -> Any:
-    """What a step is written down in, as `device_steps.DeviceRecord` has it."""
+    """What a step is written down in, as `steps.DeviceRecord` has it."""
     wide: dict[str, Any] = {"dtype": torch.float64, "device": DEVICE}
     whole: dict[str, Any] = {"dtype": torch.long, "device": DEVICE}
     return SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The launches of `device_draws` and `device_verdicts` over rows of one vocabulary, and the memory that they share."""
+"""Launches of `kernels.draws` and `kernels.verdicts` over rows of one vocabulary, and the memory that they share."""
 
 from importlib import import_module
 from typing import Any

@@ -1,8 +1,6 @@
-"""The compiled code of the backend: found or compiled, checked, loaded, and its signatures.
+"""The compiled code: found or compiled, checked, loaded, and its signatures.
 
-    kept here -> compiled here -> shipped in the wheel: the first that is whole, loads, and has every function
-
-What is kept lies in `cache_dir.folder()`, under a name that tells what it was made of and the digest of its bytes.
+compiled before (`cache_dir`) -> compiled now -> shipped in the wheel: the first that is whole and has every function
 """
 
 import ctypes
@@ -126,10 +124,7 @@ def _found() -> Found | str:
 
 
 def _candidates(troubles: list[str]) -> Iterator[tuple[Path, str]]:
-    """Libraries in the order in which they are wanted, made when they are asked for; what failed is appended.
-
-    Without a folder to keep it in, code is compiled only where none was shipped: every process would do so again.
-    """
+    """Libraries in the order in which they are wanted, made when they are asked for; what failed is appended."""
     of = compilation.digest(str(compilation.compiler()), platform.machine(), cache_dir.processor())
     shipped = list(_shipped())
     if cache_dir.trouble() is None or not shipped:
@@ -138,7 +133,7 @@ def _candidates(troubles: list[str]) -> Iterator[tuple[Path, str]]:
         path = _made(of, troubles)
         if path is not None:
             yield path, "compiled here"
-    else:
+    else:  # every process would compile again
         troubles.append(f"compiled code cannot be kept here: {cache_dir.trouble()}")
     yield from shipped
 

@@ -1,8 +1,7 @@
 """The weights of a model in the layout that the compiled code reads.
 
-A family's description (`backends.families`) says which parameters there are; their values come from a model of transformers, or
-as they lie in a GGUF file (`stored`), whose quantised blocks are kept as they are. Where the compiled code has no such blocks
-they become float32.
+Values come from a model of transformers, or as they lie in a GGUF file (`stored`): quantised blocks are kept as they are, those
+that the compiled code does not know become float32.
 """
 
 import ctypes
@@ -103,8 +102,7 @@ class Weights:
         self._lends = False
 
     def common(self, other: "Weights") -> int:
-        """How many first layers are the other's too, to the bit: what they make of a text is computed once for both, and the
-        other reads them here from then on. Not while a pass is on."""
+        """How many first layers are the other's too, to the bit; the other reads them here from then on. Not during a pass."""
         if other not in self._common:
             both = zip(self._angles, other._angles, strict=False)
             turn_alike = len(self._angles) == len(other._angles) and all(one.is_like(two) for one, two in both)
@@ -116,7 +114,7 @@ class Weights:
         return self._common[other]
 
     def let_go(self, sequence: int) -> None:
-        """A cache that its backend does not need any more: kept for the next one, unless it is large or others hold much."""
+        """Keep the memory of a cache for the next one, unless it is large or others hold much."""
         size, *others = (self.bytes_per_position * self.lib.native_capacity(one) for one in (sequence, *self.idle))
         if size <= LARGE_BYTES and size + sum(others) <= IDLE_BYTES:
             self.idle.append(sequence)
@@ -165,10 +163,8 @@ class Weights:
 
 
 def values_of(stored: Any) -> Tensor:
-    """The values of a stored matrix or vector, float32, of its shape; codes are turned into numbers by compiled code.
-
-    Some of its rows are compared with what the package gguf makes of them. Raises `BackendError` where they differ.
-    """
+    """The values of a stored matrix or vector, float32, by compiled code. Raises `BackendError` where some of its rows are not
+    what the package gguf makes of them."""
     values = torch.empty(stored.shape)
     lines, kind = stored.data, KINDS.get(stored.kind, -1)
     shape = len(lines), values.numel() // len(lines)
@@ -191,7 +187,7 @@ def _freed(lib: Any, handle: int, idle: list[int]) -> None:
 
 
 class _Rows:
-    """Rows of a matrix: what kind of values they are, and where they lie. What owns them stays alive as long as this does."""
+    """Rows of a matrix: the kind of their values, and where they lie. Their owner stays alive as long as this does."""
 
     def __init__(self, kind: str, shape: tuple[int, int], pointer: int, stride: int, owner: Any):
         self.kind, self.shape, self.pointer, self.stride, self._owner = kind, shape, pointer, stride, owner
