@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specdecpp.errors import BackendError
+
 
 @runtime_checkable
 class Model(Protocol):
@@ -94,6 +96,13 @@ class Skips(Protocol):
     def skip(self, length: int) -> None:
         """Leave out the first `length` tokens. Raises ValueError unless the cache is empty."""
         ...
+
+
+def scored_rows(asked: int | None, rows: int, name: str) -> int:
+    """V: what was asked for, or all rows of the output layer. Raises `BackendError` where it has fewer."""
+    if asked is not None and asked > rows:
+        raise BackendError(f"vocab_size={asked} asked of {name}, whose output layer has {rows} rows.")
+    return rows if asked is None else asked
 
 
 def check_rollback(length: int, held: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdecpp.backends import trimmed
-from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.backends.families import POSITIONS
 from specdecpp.errors import BackendError
 
@@ -91,12 +91,7 @@ class EagerModel:
             )
         self._tap = _tap_of(output)
         config = model.config.get_text_config()
-        rows = int(output.weight.shape[0])
-        self.vocab_size = rows if vocab_size is None else vocab_size
-        if self.vocab_size > rows:
-            raise BackendError(
-                f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
-            )
+        self.vocab_size = scored_rows(vocab_size, int(output.weight.shape[0]), type(model).__name__)
         self.output_ids = trimmed.of(config, vocab_size=self.vocab_size, device=output.weight.device)
         self.hidden_size = int(output.weight.shape[1])
         self.max_length = max_length(config)

@@ -206,6 +206,16 @@ def refusal(model: Any) -> str | None:
     return None
 
 
+def refusal_of_weights(model: Any) -> str | None:
+    """Why the weights of a model cannot be read as they are; None where they can."""
+    linear = {type(m) for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    if linear != {torch.nn.Linear} or len({p.dtype for p in model.parameters()}) > 1:
+        return "its weights are quantised or of several types"
+    if len({p.device for p in model.parameters()}) > 1 or any(hasattr(m, "_hf_hook") for m in model.modules()):
+        return "it is spread over devices"
+    return None
+
+
 def described(model: Any) -> Family:
     """The description of a model that `refusal` does not refuse."""
     if isinstance(model, Sketch):

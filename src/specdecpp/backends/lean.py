@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdecpp.backends import families, trimmed
 from specdecpp.backends import probe as probing
@@ -152,12 +152,7 @@ class LeanModel(EagerModel):
         """Why this model must be run by transformers; None when it need not."""
         if (reason := families.refusal(model)) or isinstance(model, families.Sketch):
             return reason
-        linear = {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
-        if linear != {nn.Linear} or len({p.dtype for p in model.parameters()}) > 1:
-            return "its weights are quantised or of several types"
-        if len({p.device for p in model.parameters()}) > 1 or any(hasattr(m, "_hf_hook") for m in model.modules()):
-            return "it is spread over devices"
-        return None
+        return families.refusal_of_weights(model)
 
     def new_cache(self) -> Any:
         """An empty cache."""

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.backends import trimmed
-from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.errors import BackendError, MissingExtraError
 
 _ROOM = 1024  # positions a context starts with; it grows by doubling
@@ -49,12 +49,7 @@ class LlamaCppModel:
         num_threads: int | None = None,
     ):
         self.file = path if isinstance(path, GGUFFile) else GGUFFile(path)
-        rows = self.file.num_rows
-        self.vocab_size = rows if vocab_size is None else vocab_size
-        if self.vocab_size > rows:
-            raise BackendError(
-                f"vocab_size={self.vocab_size} asked of {self.file.path.name}, whose output layer has {rows} rows."
-            )
+        self.vocab_size = scored_rows(vocab_size, self.file.num_rows, self.file.path.name)
         self.output_ids = trimmed.checked(output_ids, vocab_size=self.vocab_size)
         self.hidden_size = self.file.hidden_size
         self.max_length: int | None = self.file.max_length

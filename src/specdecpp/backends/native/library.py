@@ -10,10 +10,9 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,8 +80,7 @@ class Verifying(ctypes.Structure):
     _fields_ += [("sampling", Filters)]
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The compiled code, and where it is from."""
 
     lib: Any
@@ -91,15 +89,16 @@ class Found:
 
 def library() -> Any:
     """The compiled code. Raises `BackendError` with the reasons, the compiler's words among them."""
-    return _or_error(_found()).lib
+    return _existing().lib
 
 
 def origin() -> str:
     """Where the compiled code is from: "compiled here", or "shipped for" a kind of processor and why. Raises `BackendError`."""
-    return _or_error(_found()).origin
+    return _existing().origin
 
 
-def _or_error(found: Found | str) -> Found:
+def _existing() -> Found:
+    found = _found()
     if isinstance(found, str):
         raise BackendError(f"there is no compiled code: {found}")
     return found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specdecpp.backends import families, trimmed
 from specdecpp.backends import probe as probing
-from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.backends.eager import max_length
 from specdecpp.backends.native import library
 from specdecpp.backends.native.library import Drafting, PassPart, Verifying
@@ -128,11 +128,7 @@ class NativeModel:
         family = families.described(model)
         is_sketch = isinstance(model, families.Sketch)
         rows = model.num_rows if is_sketch else int(model.get_output_embeddings().weight.shape[0])
-        self.vocab_size = rows if vocab_size is None else vocab_size
-        if self.vocab_size > rows:
-            raise BackendError(
-                f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
-            )
+        self.vocab_size = scored_rows(vocab_size, rows, type(model).__name__)
         self.output_ids = trimmed.of(model.config, vocab_size=self.vocab_size)
         self.hidden_size = family.width
         self.max_length = max_length(model.config)
@@ -289,12 +285,10 @@ class NativeModel:
 
 
 def _refusal_of_weights(model: Any) -> str | None:
-    found = {(parameter.dtype, parameter.device.type) for parameter in model.parameters()}
-    if len(found) > 1 or any(hasattr(module, "_hf_hook") for module in model.modules()):
-        return "its weights are of several types or spread over devices"
-    if {type(m) for m in model.modules() if isinstance(m, torch.nn.Linear)} != {torch.nn.Linear}:
-        return "its weights are quantised by torch"
-    (dtype, device) = found.pop()
+    if reason := families.refusal_of_weights(model):
+        return reason
+    weight = next(model.parameters())
+    dtype, device = weight.dtype, weight.device.type
     if dtype not in DTYPES or device != "cpu":
         return f"its weights are {str(dtype).removeprefix('torch.')} on {device}, not float32, bfloat16 or float16 on a CPU"
     return None
