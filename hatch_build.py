@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = "specdecpp/runners/native"
+PACKAGE = "specdecpp/backends/native"
 
 
 class CompiledCode(BuildHookInterface):

@@ -44,8 +44,8 @@ import transformers
 
 import specdecpp as sd
 from specdecpp.backends import EagerModel, GraphModel
-from specdecpp.backends.device import Device
-from specdecpp.backends.static_cache import WIDTHS
+from specdecpp.backends.graphs.cache import WIDTHS
+from specdecpp.backends.graphs.engine import Device
 from specdecpp.costs import CostClock
 from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode, finished, run

@@ -38,8 +38,8 @@ from specdecpp.decoder import encode
 from specdecpp.head import Calibration, HeadCard
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_writing import cut
 from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf_writing import cut
 from specdecpp.policies import Costs
 from specdecpp.policy_spec import KINDS, WRAPPERS, parse_policy
 from specdecpp.sampling import Sampling

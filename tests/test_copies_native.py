@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from distributions import finish
-from test_rounds import COSTS, models_of, needs_compiler
+from engine_cases import COSTS, ENDS, models_of
+from kinds import needs_compiler
 
 from specdecpp.backends.native.steps import Native
 from specdecpp.decoder import Decoder
@@ -33,7 +34,7 @@ def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **op
         max_tokens=40,
         randomness=streams(seed),
         costs=COSTS,
-        ends=(7, 11, 30),
+        ends=ENDS,
         **options,
     )
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from batched import PROMPTS
 from distributions import chi_square_tail, finish, unchecked
+from engine_cases import COSTS, MANNERS, RULES, VOCAB
 from gguf_files import converted
-from test_device_drafting import COSTS, POLICIES, SAMPLINGS
 from test_graphs import growing
 
 import specdecpp as sd
 from specdecpp.backends import EagerModel, GraphModel, LeanModel
-from specdecpp.backends.device import Device
+from specdecpp.backends.graphs.engine import Device
 from specdecpp.lab import WithCopies
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.loading.gguf import GGUF
@@ -29,17 +29,17 @@ from specdecpp.session import Session
 from specdecpp.step import Host
 from specdecpp.testing import practice_prompts, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.training.calibrate import calibrate_live
-from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.verify import verifications
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
 def made(dtype: torch.dtype = torch.float64, *, backend: Any = GraphModel, noise: float = 0.4) -> sd.Pair:
     """A tiny pair on the GPU."""
-    target = tiny_model("llama", vocab_size=64, seed=1, max_position_embeddings=1024)
+    target = tiny_model("llama", vocab_size=VOCAB, seed=1, max_position_embeddings=1024)
     draft = tiny_draft(target, noise=noise)
     backends = (backend(model.to("cuda", dtype)) for model in (target, draft))
-    return sd.Pair(target=next(backends), draft=next(backends), tokenizer=tiny_tokenizer())
+    return sd.Pair(target=next(backends), draft=next(backends), tokenizer=tiny_tokenizer(VOCAB))
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +74,15 @@ def on_gpu(policy: Any) -> Any:
     return policy
 
 
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, "penalised"])
-@pytest.mark.parametrize("policy", list(POLICIES))
-def test_rounds_are_those_of_the_host(policy: str, sampling: str, pair: sd.Pair) -> None:
+@pytest.mark.parametrize("manner", list(MANNERS))
+@pytest.mark.parametrize("rule", list(RULES))
+def test_steps_are_those_of_the_host(rule: str, manner: str, pair: sd.Pair) -> None:
     """Catches a draw, a stop or a verdict that comes out otherwise when it is replayed: by the same uniforms, in float64."""
-    how = Sampling(temperature=0.9, repetition_penalty=1.3) if sampling == "penalised" else SAMPLINGS[sampling]
-    tests = (GreedyVerification(),) if how.is_greedy else (TokenVerification(), BlockVerification())
-    for test in (*tests, CompareVerification()):
-        with unchecked():
-            own, expected = (asked(pair, on_gpu(POLICIES[policy]), test, how, by_host=by_host) for by_host in (False, True))
-        assert own == expected
+    sampling, named = MANNERS[manner]
+    test = verifications()["greedy" if sampling.is_greedy and named != "compare" else named]
+    with unchecked():
+        own, expected = (asked(pair, on_gpu(RULES[rule]), test, sampling, by_host=by_host) for by_host in (False, True))
+    assert own == expected
 
 
 def test_the_law_of_real_draws(pair: sd.Pair) -> None:
@@ -91,9 +90,9 @@ def test_the_law_of_real_draws(pair: sd.Pair) -> None:
     1e-4."""
     sampling, context = Sampling(temperature=1.2), [3, 5, 2, 40]
     p = probabilities(pair.target.new_cache().extend(context, rows=1)[0], sampling)[0].cpu()
-    group = {t: t if p[t] > 0.02 else -1 for t in range(64)}
+    group = {t: t if p[t] > 0.02 else -1 for t in range(VOCAB)}
     distribution, counts = defaultdict(float), defaultdict(int)
-    for t in range(64):
+    for t in range(VOCAB):
         distribution[group[t]] += float(p[t])
     decoder = sd.Decoder(pair, policy=CumulativeConfidence(max_tokens=3))
     with unchecked():

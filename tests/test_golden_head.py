@@ -114,7 +114,7 @@ def test_compiled_code_says_the_golden_probabilities(golden: dict[str, Any]) -> 
     compiled = [_CompiledHead(estimator) for estimator in estimators]  # pyright: ignore[reportArgumentType]
     for i, row in enumerate(ROWS):
         x, p, state = torch.tensor(row["logits"]), Q[i].contiguous(), HIDDEN[i].contiguous()
-        told, factor = compiled[not row["temperature"]].told, 1 / (row["temperature"] or 1.0)
+        told, factor = compiled[not row["temperature"]].struct, 1 / (row["temperature"] or 1.0)
         found = library().native_judge(
             ctypes.byref(told), state.data_ptr(), row["token"], row["depth"], x.data_ptr(), p.data_ptr(), len(p), factor
         )

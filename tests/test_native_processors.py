@@ -179,6 +179,6 @@ def test_products_of_whole_numbers_are_the_same_elsewhere(
     (logits, _), *others, _ = driver.played(records, tmp_path)
     away = np.abs(logits - expected).max(axis=1) / np.abs(expected).max()
     assert away[0] < 1e-4
-    # A last bit of a sum of another order may step an input to the next step, which are large in bytes.
+    # A last bit of a sum of another order may round an input to the next step, which are large in bytes.
     assert away.max() < (0.03 if activations == "int8" else 3e-4)
     assert all(np.array_equal(other[0], logits) for other in others)

@@ -172,7 +172,7 @@ def test_extras_are_imported_where_they_are_used(module: str) -> None:
     extras = {name for name in found if name not in BASE and name not in sys.stdlib_module_names and name != "specdecpp"}
     # The inside of a server, of a plugin that vLLM loads, and kernels are made of them; their doors check first.
     is_inside = any(is_within(module, room) and module != f"specdecpp.{room}" for room in ("serving", "integrations.vllm"))
-    is_kernel = module.endswith(("kernels", ".products", ".device_draws", ".device_verdicts"))
+    is_kernel = is_within(module, "backends.graphs.kernels")
     assert not extras or is_inside or (is_kernel and extras == {"triton"}), extras
 
 

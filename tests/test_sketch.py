@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_files import written
-from test_native import VARIANTS as PLAIN
-from test_native import built as plain
-from test_native_families import VARIANTS, built
+from kinds import VARIANTS, built
 
 from specdecpp.backends import NativeModel, native
 from specdecpp.backends.families import Sketch
@@ -30,10 +28,10 @@ def stored(model: Any) -> dict[str, Stored]:
     return found
 
 
-@pytest.mark.parametrize("variant", [*PLAIN, *VARIANTS])
+@pytest.mark.parametrize("variant", list(VARIANTS))
 def test_a_sketch_that_was_kept_gives_the_same_bits(variant: str) -> None:
     """Catches a field of a family, an angle or a limit of the context that JSON loses or changes."""
-    model = plain(variant) if variant in PLAIN else built(variant)
+    model = built(variant)
     sketch = Sketch.parse(json.loads(json.dumps(Sketch.of(model).told())))
     backend, kept = (NativeModel(one, stored=stored(model), num_threads=1, probe=False) for one in (model, sketch))
     assert sketch.family == Sketch.of(model).family

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from distributions import chi_square_tail, random_head, unchecked
+from engine_cases import ENGINES, Models, models_of
 from integration import Given, compared, completed, intervals, outcomes
-from test_rounds import Models, engine_of, models_of, needs_compiler
+from kinds import needs_compiler
 from torch import Tensor
 
 import specdecpp as sd
@@ -178,7 +179,7 @@ def test_the_law_of_a_step_is_the_product_of_the_targets(kind: str, batch: Calla
 
     Computed, not sampled: no false alarms."""
     models = models_of("device" if kind == "host" else kind, vocab_size=3)
-    engine, ones = engine_of(kind)(), [One(models, **how) for how in batch()]
+    engine, ones = ENGINES[kind](), [One(models, **how) for how in batch()]
     assert all(engine.refusal(one.request) is None for one in ones)
     sides, turns = itertools.cycle((0, 1, 1, 0, 1)), itertools.cycle(range(3))
     with unchecked():

@@ -1,15 +1,15 @@
-"""How a model's forward pass is run: one protocol for all steps.
+"""Backends: how a model's forward pass is run. `base` has the protocol, `engines` the table of all.
 
-eager   any causal LM, by transformers                       native  known families on a CPU, by code compiled for it
-lean    known families with fewer operations of torch        graphs  known families on a GPU, in CUDA graphs
-gguf    GGUF files, by llama.cpp                             (`families` says which those are, as data)
+eager      any causal LM, by transformers                    native/  known families on a CPU, by code compiled for it
+lean       known families with fewer operations of torch     graphs/  known families on a GPU, in CUDA graphs
+llama_cpp  GGUF files, by llama.cpp                          families, angles  what a family computes, as data
 
-`choice` takes the fastest for a pair.
+kept       caches of requests that ended      trimmed  output layers that score some tokens only      probe  the check at load
 """
 
 from specdecpp.backends.base import Cache, Draws, Model, ReadsBoth, Skips
 from specdecpp.backends.eager import EagerModel
-from specdecpp.backends.graphs import GraphModel
+from specdecpp.backends.graphs.model import GraphModel
 from specdecpp.backends.lean import LeanModel
 from specdecpp.backends.llama_cpp import LlamaCppModel
 from specdecpp.backends.native import NativeModel

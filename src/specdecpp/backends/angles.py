@@ -14,10 +14,7 @@ _ROOM = 256  # positions the table has at least
 class Angles:
     """Cosines and sines [n, 1, head size] of a rotary embedding.
 
-    A half turn takes (first, second) to (-second, first); here the sign is with the sines. Of a head's dimensions that are not
-    turned the cosines are one and the sines zero.
-
-    >>> cos, sin = Angles(model.model.rotary_emb, dtype=torch.float32).at(0, 8)                          # doctest: +SKIP
+    The sign of the rotation is with the sines. Dimensions of a head that are not turned have cosines of one and sines of zero.
     """
 
     def __init__(self, rotary: Any, *, dtype: torch.dtype, kind: str | None = None, head_size: int | None = None):
@@ -55,10 +52,7 @@ class Angles:
 
 
 def frequencies(rotary: Any, kind: str | None) -> Tensor:
-    """Radians from one position to the next, of each pair of dimensions.
-
-    With LongRoPE those of a text no longer than the model was first trained on, where a backend's `max_length` ends.
-    """
+    """Radians from one position to the next, of each pair of dimensions; with LongRoPE those of short texts."""
     found = rotary.rope_type[kind] if kind else rotary.rope_type
     name = "original_inv_freq" if found == "longrope" else "inv_freq"
     return getattr(rotary, f"{kind}_{name}" if kind else name)

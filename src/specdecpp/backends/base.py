@@ -1,10 +1,8 @@
-"""The protocol between a step and a model: a model has weights, a cache has one sequence that the model has read.
+"""The protocol between a step and a model: requests share a model, and each has a cache of what it has read.
 
-    cache = model.new_cache()
-    logits, hidden = model.forward([(cache, tokens), ...], rows=1)
-    cache.rollback(length)
-
-Several requests share one model, each with a cache of its own.
+cache = model.new_cache()
+logits, hidden = model.forward([(cache, tokens), ...], rows=1)
+cache.rollback(length)
 """
 
 from collections.abc import Sequence
@@ -13,6 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from specdecpp.errors import BackendError
 
 
 @runtime_checkable
@@ -34,18 +34,15 @@ class Model(Protocol):
     def forward(
         self, parts: "Sequence[tuple[Any, list[int]]]", *, rows: int
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to each cache; logits and hidden states of the last `rows` tokens of each, those of the first cache
-        first. The caches must differ, and each has a token to read."""
+        """Append tokens, at least one, to each of different caches; logits and hidden states of the last `rows` of each."""
         ...
 
 
 class Cache:
-    """One sequence that a model has read. `length` counts its tokens.
-
-    Every backend has a subclass, which knows how to `rollback`. The first four fields are those of the model.
-    """
+    """One sequence that a model has read. Every backend has a subclass, which knows how to `rollback`."""
 
     length: int
+    """Tokens that it holds."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -55,7 +52,7 @@ class Cache:
         self.device: torch.device = model.device
 
     def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens; logits and hidden states of the last `rows` of them. See `Backend.forward`."""
+        """Append tokens; logits and hidden states of the last `rows` of them."""
         return self.model.forward([(self, tokens)], rows=rows)
 
     def rollback(self, length: int) -> None:
@@ -87,8 +84,7 @@ class ReadsBoth(Protocol):
 
 @runtime_checkable
 class Skips(Protocol):
-    """Optional part of a draft's cache: it may begin in the middle of the text, and `length` counts from the text's
-    beginning all the same. q is then a function of the rest of the text, which changes nothing for the output."""
+    """Optional part of a draft's cache: it may begin in the middle of the text; `length` counts from the text's beginning."""
 
     @property
     def length(self) -> int: ...
@@ -100,6 +96,13 @@ class Skips(Protocol):
     def skip(self, length: int) -> None:
         """Leave out the first `length` tokens. Raises ValueError unless the cache is empty."""
         ...
+
+
+def scored_rows(asked: int | None, rows: int, name: str) -> int:
+    """V: what was asked for, or all rows of the output layer. Raises `BackendError` where it has fewer."""
+    if asked is not None and asked > rows:
+        raise BackendError(f"vocab_size={asked} asked of {name}, whose output layer has {rows} rows.")
+    return rows if asked is None else asked
 
 
 def check_rollback(length: int, held: int) -> None:

@@ -1,14 +1,8 @@
 """Any causal LM of transformers, as it is, with a dynamic cache.
 
-Two choices make it exact for every architecture:
-
-* the cache keeps *all* positions, also of layers with a sliding window (the window is then a matter of the model's own
-  mask), so that cutting the last n positions is an exact rollback;
-* the hidden state is whatever the output layer reads, caught by a hook in front of it: the last hidden state after the
-  final norm, also where a model projects or scales in between.
-
-A model whose cache cannot be cut (recurrent state, encoder-decoder) is refused with the reason, and the promise is put to
-the test once when the model is loaded.
+The cache keeps *all* positions, also of layers with a sliding window, so that cutting the last n is an exact rollback; the
+hidden state is what the output layer reads, caught by a hook. A model whose cache cannot be cut is refused, and a probe tests
+each model when it is loaded.
 """
 
 import inspect
@@ -24,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdecpp.backends import trimmed
-from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.backends.families import POSITIONS
 from specdecpp.errors import BackendError
 
@@ -38,21 +32,21 @@ class _Tap(threading.local):
 _TAPS: WeakKeyDictionary[torch.nn.Module, weakref.ref[_Tap]] = WeakKeyDictionary()
 
 
-def _caught(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+def _catch(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
     """The hook of an output layer. A copy of the layer has the hook too, and no tap."""
     ref = _TAPS.get(module)
     tap = ref and ref()
-    if tap is not None and torch.is_inference_mode_enabled():  # else a pass of somebody else's, whose graph would be kept alive
+    if tap is not None and torch.is_inference_mode_enabled():  # not the pass of a training, whose graph would stay alive
         tap.hidden = args[0] if args else next(iter(kwargs.values()))
 
 
 def _tap_of(output: torch.nn.Module) -> _Tap:
     """The one tap of an output layer. Its hook goes with the last backend that has it: the model is the user's."""
-    known = _TAPS.get(output)
-    tap = known and known()
+    ref = _TAPS.get(output)
+    tap = ref and ref()
     if tap is None:
         tap = _Tap()
-        weakref.finalize(tap, output.register_forward_pre_hook(_caught, with_kwargs=True).remove)
+        weakref.finalize(tap, output.register_forward_pre_hook(_catch, with_kwargs=True).remove)
         _TAPS[output] = weakref.ref(tap)
     return tap
 
@@ -79,9 +73,7 @@ class EagerCache(Cache):
 
 
 class EagerModel:
-    """A transformers causal LM. See `backends.Backend` for the contract.
-
-    Raises `BackendError` for a model whose cache cannot be rolled back.
+    """A transformers causal LM. Raises `BackendError` for a model whose cache cannot be rolled back.
 
     >>> cache = EagerModel(model).new_cache()                      # doctest: +SKIP
     >>> logits, hidden = cache.extend([1, 2, 3], rows=1)            # doctest: +SKIP
@@ -99,12 +91,7 @@ class EagerModel:
             )
         self._tap = _tap_of(output)
         config = model.config.get_text_config()
-        rows = int(output.weight.shape[0])
-        self.vocab_size = rows if vocab_size is None else vocab_size
-        if self.vocab_size > rows:
-            raise BackendError(
-                f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
-            )
+        self.vocab_size = scored_rows(vocab_size, int(output.weight.shape[0]), type(model).__name__)
         self.output_ids = trimmed.of(config, vocab_size=self.vocab_size, device=output.weight.device)
         self.hidden_size = int(output.weight.shape[1])
         self.max_length = max_length(config)
@@ -121,10 +108,7 @@ class EagerModel:
     def forward(
         self, parts: Sequence[tuple[Any, list[int]]], *, rows: int
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to each cache, one after the other; logits and hidden states of the last `rows` of each.
-
-        Not in one pass: torch gives a row other bits in a product with more rows, and an answer would depend on the others.
-        """
+        """Read the parts one after the other (`Model.forward`): torch gives a row other bits in a pass with more rows."""
         found = [self.read(cache, tokens, rows=rows) for cache, tokens in parts]
         if len(found) == 1:
             return found[0]
@@ -143,10 +127,7 @@ class EagerModel:
 
     @torch.inference_mode()
     def offline_pass(self, cache: Any = None, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
-        """One plain pass over a batch, for offline work: logits and hidden states of the rows that the output layer read.
-
-        The inputs, and a cache of transformers, go to the model as they are.
-        """
+        """Logits and hidden states of one plain pass over a batch, for offline work; inputs and cache are transformers'."""
         given = {} if cache is None else {self._cache_name: cache}
         logits = self.model(**({"use_cache": cache is not None} | given | inputs)).logits
         hidden, self._tap.hidden = self._tap.hidden, None
@@ -154,15 +135,12 @@ class EagerModel:
         return self._cut(logits), hidden
 
     def _cut(self, logits: Float[Tensor, "*rows R"]) -> Float[Tensor, "*rows V"]:
-        """Without the rows that are padding, and of what is left those that are scored."""
+        """Cut off the rows that are padding; tokens that are not scored get minus infinity."""
         logits, ids = logits[..., : self.vocab_size], self.output_ids
         return logits if ids is None else trimmed.widened(logits[..., ids], ids, vocab_size=self.vocab_size)
 
     def _probe(self) -> None:
-        """Read two tokens after a first one, cut them, read others, cut those, read the first ones again.
-
-        The cache must hold what it was given, a token must not see its successor, and a rollback must leave no trace.
-        """
+        """Check that the cache holds what it was given, a token does not see its successor, a rollback leaves no trace."""
         name, last, ids = type(self.model).__name__, self.vocab_size - 1, self.output_ids
         cache = self.new_cache()
         self.output_ids = None  # all rows are looked at
@@ -206,8 +184,7 @@ class EagerModel:
 
 
 def max_length(config: Any) -> int | None:
-    """The context: what the config says; with LongRoPE, what it says before its angles change with the length, since
-    keys in the cache would keep the old ones."""
+    """The context; with LongRoPE up to where its angles change, since keys in the cache would keep the old ones."""
     lengths = [int(n) for f in POSITIONS if (n := getattr(config, f, None))][:1]
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):

@@ -1,22 +1,40 @@
-"""Engines, which run steps. `step` is the specification.
+"""The table of backends: a new one is a folder, and a line here.
 
-| engine | where | file |
-|---|---|---|
-| `Host` | any model, any rule, any verification; the specification of the others | ../step.py |
-| `Native` | both models by compiled code on a CPU, or a target alone with copies | native.py |
-| `Copying` | any target, no draft model: draft tokens copied from the text | copying.py |
-| `Device` | both models as graphs on a GPU | device.py |
+A backend is a model class (`base.Model`). Where it also runs the halves of a step faster than `step.Host`, the specification,
+it brings an engine.
 """
 
-from specdecpp.backends.device import Device
+from typing import NamedTuple
+
+from specdecpp.backends.eager import EagerModel
+from specdecpp.backends.graphs.engine import Device
+from specdecpp.backends.graphs.model import GraphModel
+from specdecpp.backends.lean import LeanModel
+from specdecpp.backends.native.model import NativeModel
 from specdecpp.backends.native.steps import Native
 from specdecpp.drafters.copying import Copying
 from specdecpp.step import Engine, Host, Request
 
-ENGINES: tuple[Engine, ...] = (Native(), Copying(), Device(), Host())
-"""In order of preference; the last takes everything."""
 
-__all__ = ["ENGINES", "engine_for"]
+class Backend(NamedTuple):
+    """One line of the table."""
+
+    model: type
+    engine: type[Engine] | None = None
+
+
+BACKENDS = {
+    "graphs": Backend(GraphModel, Device),
+    "native": Backend(NativeModel, Native),
+    "native-int8": Backend(NativeModel, Native),
+    "lean": Backend(LeanModel),
+    "eager": Backend(EagerModel),
+}
+"""Backends of a model of transformers, by kind; llama.cpp has its own copy of a file."""
+
+_FUSED = dict.fromkeys(backend.engine for backend in BACKENDS.values() if backend.engine)
+ENGINES: tuple[Engine, ...] = (*(make() for make in _FUSED), Copying(), Host())
+"""In order of preference; the last takes everything."""
 
 
 def engine_for(request: Request) -> Engine:

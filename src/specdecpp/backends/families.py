@@ -10,9 +10,7 @@ All of them are one function, in which brackets mark what not every family has:
                     x = x + [norm] out attention;  x = x + [norm] down (activation(gate h) * up h), h = norm(x)
     logits = output norm(x)
 
-A backend that follows the description runs every family, and needs no model class of its own. Nothing here reads a weight, so a
-model on the meta device can be described, and its weights be taken from elsewhere by their names. `refusal` says what stands
-against a model.
+Nothing here reads a weight: a model on the meta device can be described, and its weights be taken from elsewhere by name.
 
 Sources: transformers, models/{llama,mistral,qwen2,qwen3,phi3,gemma3}/modeling_*.py.
 """
@@ -92,7 +90,7 @@ class Family:
     """Norms multiply by the stored weight plus this."""
     activation: Activation
     embedding_scale: float
-    """Scale as transformers steps it to the type of the weights."""
+    """Scale as transformers rounds it to the type of the weights."""
     score_scale: float
     """Products of queries and keys are multiplied by it."""
 
@@ -132,8 +130,7 @@ _FORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """A model without weights and without transformers, whose modelling takes seconds to import: its description, and what else
-    a compiled backend asks a model. It stands for one whose weights lie in a file, and can be kept as JSON.
+    """A stand-in for a model whose weights lie in a file, as JSON: it spares the import of transformers' modelling.
 
     `config` has the fields `CONFIG` of the model's, `rotary` the frequencies and scalings of its rotary embedding.
     """
@@ -179,7 +176,7 @@ def _tupled(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(model: Any) -> str | None:
-    """Why a model is not described here; None where it is. It says nothing of where and in what form the weights are."""
+    """Why a model is not described here; None where it is."""
     if isinstance(model, Sketch):
         return None
     config = model.config
@@ -206,6 +203,16 @@ def refusal(model: Any) -> str | None:
         return "its feed-forward layers have biases"
     if any(layer.self_attn.o_proj.bias is not None for layer in model.model.layers):
         return "its attention has an output bias"
+    return None
+
+
+def refusal_of_weights(model: Any) -> str | None:
+    """Why the weights of a model cannot be read as they are; None where they can."""
+    linear = {type(m) for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    if linear != {torch.nn.Linear} or len({p.dtype for p in model.parameters()}) > 1:
+        return "its weights are quantised or of several types"
+    if len({p.device for p in model.parameters()}) > 1 or any(hasattr(m, "_hf_hook") for m in model.modules()):
+        return "it is spread over devices"
     return None
 
 

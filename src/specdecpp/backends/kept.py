@@ -1,9 +1,6 @@
-"""Caches of requests that have ended, for those whose prompts begin as their texts did: the next turn of a conversation, other
-questions behind one system prompt, several answers to one question.
+"""Prefix caches: caches of requests that have ended, for prompts that begin as their texts did.
 
-    request -> what there is of its prompt, taken over or copied -> ... -> its end: both caches kept with the text
-
-Only of caches that can `fork`: whose bits of a row do not depend on the pass that made it, so that an answer is the same
+Only caches that can `fork` serve again: the bits of a row do not depend on the pass that made it, so that an answer is the same
 whatever was asked before.
 """
 
@@ -63,11 +60,8 @@ class Kept:
                 del self._texts[0]
 
     def begin(self, prompt: Sequence[int], *models: Model) -> tuple[Cache, ...]:
-        """A cache of each of these models: with what there is of the prompt's beginning, else empty.
-
-        Its last token is always left to read. A text that goes on in this prompt, or nearly so, gives its caches away; of
-        another the common part is copied.
-        """
+        """A cache of each of these models, with what there is of the prompt but its last token. A text whose greater part is
+        of use gives its caches away; of another the common part is copied."""
         prompt = list(prompt)
         with self._lock:
             common = {text: min(_common(text.tokens, prompt), len(prompt) - 1) for text in self._texts}

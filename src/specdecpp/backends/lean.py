@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdecpp.backends import families, trimmed
 from specdecpp.backends import probe as probing
@@ -111,14 +111,9 @@ class LeanCache(EagerCache):
 
 
 class LeanModel(EagerModel):
-    """A model of a known family. See `backends.Backend` for the contract.
+    """A model of a known family. Raises `BackendError` for another, and where its logits are not those of transformers.
 
-    The model keeps its values and goes on working, but the storage of its weights is laid out anew: save it before, not after.
-
-    Raises `BackendError` for a model outside the families, and where its logits are not those of transformers (`probe.check`,
-    unless `probe` is False).
-
-    >>> backend = LeanModel(model)                                   # doctest: +SKIP
+    The model keeps its values, but the storage of its weights is laid out anew: save it before, not after.
     """
 
     manner: ClassVar[str] = "lean"
@@ -157,12 +152,7 @@ class LeanModel(EagerModel):
         """Why this model must be run by transformers; None when it need not."""
         if (reason := families.refusal(model)) or isinstance(model, families.Sketch):
             return reason
-        linear = {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
-        if linear != {nn.Linear} or len({p.dtype for p in model.parameters()}) > 1:
-            return "its weights are quantised or of several types"
-        if len({p.device for p in model.parameters()}) > 1 or any(hasattr(m, "_hf_hook") for m in model.modules()):
-            return "it is spread over devices"
-        return None
+        return families.refusal_of_weights(model)
 
     def new_cache(self) -> Any:
         """An empty cache."""
@@ -293,11 +283,8 @@ def _joined(layer: families.Layer, weight: Callable[[str], Tensor], norm: Callab
 
 
 def _share(*parts: Tensor) -> Tensor:
-    """Weights side by side [in, out] in one storage, which the parts then share: nothing is held twice.
-
-    On a CPU in float32 the rows of the storage are inputs: the product of a few rows is then 1.2 times that of one, and
-    1.4 to 2 times the other way round (LOG.md).
-    """
+    """Weights side by side [in, out] in one storage, which the parts then share. On a CPU in float32 its rows are inputs, with
+    which products of a few rows are quicker (LOG.md)."""
     joined = torch.cat([part.detach() for part in parts])
     if joined.device.type == "cpu" and joined.dtype == torch.float32:
         joined = joined.T.contiguous().T

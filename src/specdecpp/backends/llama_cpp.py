@@ -1,23 +1,17 @@
 """Models in GGUF files, run by llama.cpp (extra [gguf]): quantised ones too, on whatever that library was built for.
 
-Its low-level interface has all that a step needs: a batch with the logits of several rows, the state that the output layer
-reads beside them, and removal from the cache by position, after which decoding again gives the same bits. Policies, heads and
-verification do not know the difference. The calls go through `llama_cpp.llama_cpp`, the plain ctypes of llama-cpp-python.
-
-A float32 file gets a float32 cache and plain attention, and the logits are those of transformers to rounding: on the
-reference pair within 1e-4 over the first 256 positions and 5e-4 over all 1,024, because llama.cpp multiplies up its rotary
-angles in float32. For other files llama.cpp chooses, a float16 cache and fused attention as a rule.
-
-Importing llama_cpp sends its messages to stderr; from the first file on they stay here, and the errors among them go into
-ours.
+The calls go through `llama_cpp.llama_cpp`, the plain ctypes of llama-cpp-python. A float32 file gets a float32 cache and plain
+attention, and logits are those of transformers to rounding (1e-4 over 256 positions; llama.cpp multiplies up its angles in
+float32, 5e-4 over 1,024). For other files llama.cpp chooses. Its messages stay here; its errors go into ours.
 """
 
 import ctypes
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -26,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.backends import trimmed
-from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.errors import BackendError, MissingExtraError
 
 _ROOM = 1024  # positions a context starts with; it grows by doubling
@@ -38,15 +32,10 @@ _ALL_F32 = "0"  # general.file_type
 
 
 class LlamaCppModel:
-    """The model of a GGUF file. See `backends.Backend` for the contract; tensors are on the CPU, float32.
+    """The model of a GGUF file, on the CPU in float32; `output_ids` are those that are scored (`trimmed`; None: all).
 
-    `output_ids` are those that are scored (`trimmed`; None: all).
-    `num_threads` are those of every pass (None: one). `max_length` is what the model was trained for. A cache starts with
-    room for 1,024 positions and doubles as the text grows. One thread at a time may use a cache; several may use caches
-    of one file.
-
-    Raises `MissingExtraError` without llama-cpp-python, `BackendError` for one that cannot be loaded, for a file that cannot be
-    read, for models whose cache cannot be cut (recurrent state) and for those that are no decoders.
+    One thread at a time may use a cache; several may use caches of one file. Raises `MissingExtraError` without
+    llama-cpp-python, `BackendError` for a file that cannot be read and for models whose cache cannot be cut.
 
     >>> cache = LlamaCppModel("target-f32.gguf", num_threads=2).new_cache()        # doctest: +SKIP
     """
@@ -60,21 +49,12 @@ class LlamaCppModel:
         num_threads: int | None = None,
     ):
         self.file = path if isinstance(path, GGUFFile) else GGUFFile(path)
-        rows = self.file.num_rows
-        self.vocab_size = rows if vocab_size is None else vocab_size
-        if self.vocab_size > rows:
-            raise BackendError(
-                f"vocab_size={self.vocab_size} asked of {self.file.path.name}, whose output layer has {rows} rows."
-            )
+        self.vocab_size = scored_rows(vocab_size, self.file.num_rows, self.file.path.name)
         self.output_ids = trimmed.checked(output_ids, vocab_size=self.vocab_size)
         self.hidden_size = self.file.hidden_size
         self.max_length: int | None = self.file.max_length
         self.device = torch.device("cpu")
         self.num_threads = num_threads or 1
-
-    @property
-    def path(self) -> Path:
-        return self.file.path
 
     def new_cache(self) -> "GGUFCache":
         """An empty cache."""
@@ -84,9 +64,11 @@ class LlamaCppModel:
         self, parts: "Sequence[tuple[GGUFCache, list[int]]]", *, rows: int
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to each cache, one after the other; logits and hidden states of the last `rows` of each."""
-        found = [cache.extend(tokens, rows=rows) for cache, tokens in parts]
-        logits, hidden = found[0] if len(found) == 1 else (torch.cat(columns) for columns in zip(*found, strict=True))
-        return logits, hidden
+        return _joined([cache.extend(tokens, rows=rows) for cache, tokens in parts])
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return parts[0] if len(parts) == 1 else (torch.cat([one for one, _ in parts]), torch.cat([two for _, two in parts]))
 
 
 class GGUFCache(Cache):
@@ -109,7 +91,7 @@ class GGUFCache(Cache):
             context.read(piece := tokens[start : start + _OUTPUTS], self.length + start, has_outputs=True)
             parts.append(context.rows(len(piece)))
         self.length += len(tokens)
-        logits, hidden = parts[0] if len(parts) == 1 else (torch.cat(columns) for columns in zip(*parts, strict=True))
+        logits, hidden = _joined(parts)
         logits = logits[-rows:, : self.vocab_size]
         if (ids := self.model.output_ids) is not None:  # llama.cpp itself scores all
             logits = trimmed.widened(logits[:, ids], ids, vocab_size=self.vocab_size)
@@ -139,11 +121,13 @@ class GGUFCache(Cache):
 
 
 class _Weights:
-    """What every context needs as long as it is there."""
+    """The weights of a file, which every context needs as long as it is there."""
 
-    def __init__(self, lib: Any, path: str | Path):
+    def __init__(self, path: Path):
+        self.lib = lib = _library()
+        if not path.is_file():
+            raise BackendError(f"there is no file {path}. Give the path of a GGUF file.")
         _errors.clear()
-        self.lib = lib
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
         if not self.handle:
             raise BackendError(
@@ -154,53 +138,42 @@ class _Weights:
 
 
 class GGUFFile:
-    """The weights, shared by all models over them, and contexts that nobody uses now: they are taken again."""
+    """A file's weights, shared by all models over them, and contexts that nobody uses now: they are taken again."""
 
     def __init__(self, path: str | Path):
-        self.path, self._lib = Path(path), _library()
-        if not self.path.is_file():
-            raise BackendError(f"there is no file {path}. Give the path of a GGUF file.")
-        self._weights = _Weights(self._lib, path)
-        self._model = self._weights.handle
-        self._vocabulary = self._lib.llama_model_get_vocab(self._model)
+        self.path = Path(path)
+        self._weights = _Weights(self.path)
+        self._lock = Lock()
         self.idle: list[_Context] = []
+        lib, model = self._weights.lib, self._weights.handle
         if reason := self._refusal():
             raise BackendError(f"{self.path.name} {reason}. Speculative decoding needs a decoder with a plain key-value cache.")
-        self.num_rows = int(self._lib.llama_vocab_n_tokens(self._vocabulary))
-        self.hidden_size = int(self._lib.llama_model_n_embd(self._model))
-        self.max_length = int(self._lib.llama_model_n_ctx_train(self._model))
+        self.num_rows = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        self.hidden_size = int(lib.llama_model_n_embd(model))
+        self.max_length = int(lib.llama_model_n_ctx_train(model))
 
     def _refusal(self) -> str | None:
-        architecture = self.metadata("general.architecture")
-        if self._lib.llama_model_has_encoder(self._model) or self.metadata(f"{architecture}.attention.causal") == "false":
+        lib, model = self._weights.lib, self._weights.handle
+        causal = self._metadata(f"{self._metadata('general.architecture')}.attention.causal")
+        if lib.llama_model_has_encoder(model) or causal == "false":
             return "is an encoder or has one"
-        if self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model):
+        if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model):
             return "keeps a recurrent state, which cannot be rolled back after a rejected draft token"
         return None
 
-    def metadata(self, key: str) -> str | None:
-        """One value of the file's metadata, as text; None for a list and for what is not there."""
-        size = self._lib.llama_model_meta_val_str(self._model, key.encode(), None, 0)
-        if size < 0:
-            return None
-        text = ctypes.create_string_buffer(size + 1)
-        self._lib.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
-        return text.value.decode(errors="replace")
-
-    def ends(self) -> tuple[int, ...]:
-        """The ids that llama.cpp takes to end a text."""
-        return tuple(i for i in range(self.num_rows) if self._lib.llama_vocab_is_eog(self._vocabulary, i))
+    def _metadata(self, key: str) -> str | None:
+        """One value of the file's metadata, as text; None for what is not there."""
+        text = ctypes.create_string_buffer(64)
+        size = self._weights.lib.llama_model_meta_val_str(self._weights.handle, key.encode(), text, len(text))
+        return None if size < 0 else text.value.decode(errors="replace")
 
     def context(self, size: int, num_threads: int) -> "_Context":
         """An empty context of at least so many positions: the smallest idle one that has them, else a new one."""
-        found = None
-        for idle in sorted(self.idle, key=lambda context: context.size):
-            with suppress(ValueError):  # another thread was quicker
-                if idle.size >= size:
-                    self.idle.remove(idle)
-                    found = idle
-                    break
-        found = found or _Context(self._weights, size=size, is_wide=self.metadata("general.file_type") == _ALL_F32)
+        with self._lock:
+            found = min((one for one in self.idle if one.size >= size), key=lambda one: one.size, default=None)
+            if found is not None:
+                self.idle.remove(found)
+        found = found or _Context(self._weights, size=size, is_wide=self._metadata("general.file_type") == _ALL_F32)
         found.start(num_threads)
         return found
 
@@ -229,7 +202,7 @@ class _Context:
         options.swa_full, options.no_perf = True, True  # every layer keeps every position, so that a cut is exact
         if is_wide:
             options.type_k = options.type_v = 0  # GGML_TYPE_F32
-            options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it steps to float16 on the way
+            options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds to float16 on the way
         _errors.clear()
         self.handle = lib.llama_init_from_model(model, options)
         if not self.handle:
@@ -241,7 +214,6 @@ class _Context:
             self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
         self._widths = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)), lib.llama_model_n_embd(model)
         self._logits_at, self._states_at = map(_returning_address, (lib.llama_get_logits_ith, lib.llama_get_embeddings_ith))
-        self._views: dict[tuple[int, int, int], Tensor] = {}
         self._has_outputs = True
 
     def start(self, num_threads: int) -> None:
@@ -278,17 +250,15 @@ class _Context:
     def rows(self, num: int) -> tuple[Tensor, Tensor]:
         """Logits [num, rows of the output layer] and states [num, D] of the last pass, copied."""
         width, size = self._widths
-        return self._copy(self._logits_at(self.handle, 0), num, width), self._copy(self._states_at(self.handle, 0), num, size)
+        logits, states = self._logits_at(self.handle, 0), self._states_at(self.handle, 0)
+        return _view(logits, num, width).clone(), _view(states, num, size).clone()
 
-    def _copy(self, address: int, num: int, width: int) -> Tensor:
-        """Rows in llama.cpp's memory, copied. Wrapping an address takes longer than copying a row, so wraps are kept."""
-        key = address, num, width
-        if (view := self._views.get(key)) is None:
-            if len(self._views) > 256:
-                self._views.clear()
-            memory: Any = (ctypes.c_float * (num * width)).from_address(address)
-            view = self._views[key] = torch.from_numpy(np.frombuffer(memory, np.float32).reshape(num, width))
-        return view.clone()
+
+@lru_cache(256)
+def _view(address: int, num: int, width: int) -> Tensor:
+    """Rows at an address. Wrapping it takes longer than copying a row."""
+    memory: Any = (ctypes.c_float * (num * width)).from_address(address)
+    return torch.from_numpy(np.frombuffer(memory, np.float32).reshape(num, width))
 
 
 def _returning_address(function: Any) -> Any:

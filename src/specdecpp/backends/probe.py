@@ -1,7 +1,7 @@
 """Check that a backend computes its model: logits of a few tokens against those of transformers in float32.
 
-transformers in bfloat16 is no measure: its rounded sums may be further from the model than any error that is looked for here.
-So its own modules run on float32 values, each put in place for the time of one call, and the weights never lie in memory twice.
+Modules run on float32 values, each put in place for the time of one call, so that the weights never lie in memory twice.
+transformers in bfloat16 is no measure: its rounding may be larger than the errors that are looked for.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,8 +37,8 @@ def check(
 ) -> None:
     """Raise `BackendError` unless a backend gives the logits that `model` gives in float32.
 
-    A backend `is_rough` that steps its sums to the type of the model's weights; it is allowed what transformers loses there.
-    `manner` completes "run ..." in the message; `value_of` is that of `expected`.
+    A backend `is_rough` that rounds its sums to the type of the weights; it may lose what transformers loses there. `manner`
+    completes "run ..." in the message.
     """
     ids = tokens(backend.vocab_size, backend.max_length)
     wide = expected(model, ids, value_of=value_of)
@@ -63,12 +63,8 @@ def tokens(vocab_size: int, max_length: int | None = None) -> list[int]:
 
 @torch.inference_mode()
 def expected(model: Any, tokens: list[int], *, value_of: ValueOf | None = None) -> Float[Tensor, "n V"]:
-    """Logits of the model's own forward pass in float32, whatever the type of its weights; on the CPU.
-
-    `value_of` gives a parameter by its full name (that of `named_parameters`, so one name for tied ones), on the device to
-    compute on; without it the model's own are used. With it the parameters of the model may be on the meta device, but not its
-    buffers: what is not a parameter is used as it is.
-    """
+    """Logits of the model's own forward pass in float32, on the CPU. `value_of` gives a parameter by its name in
+    `named_parameters`, for a model whose own are on the meta device."""
     device = None if value_of is not None else _device(model)
     with _widened(model, value_of):
         logits = model(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits
@@ -83,10 +79,7 @@ def observed(backend: Model, tokens: list[int]) -> Float[Tensor, "n V"]:
 
 
 def gap(found: Float[Tensor, "n V"], expected: Float[Tensor, "n V"]) -> float:
-    """|found - expected| / |expected|, |.| being the Euclidean norm of all logits. NaN where one is.
-
-    Not the largest difference: what rounding does to a single logit, or to the row of a single token, is up to chance.
-    """
+    """|found - expected| / |expected| in the Euclidean norm of all logits: rounding of a single one is up to chance."""
     found, expected = found.float().cpu(), expected.float().cpu()
     return float((found - expected).norm() / expected.norm().clamp(min=1e-6))
 

@@ -1,8 +1,6 @@
-"""An output layer that scores some of the tokens only: its product is by so much cheaper, and all others have probability 0.
+"""A reduced vocabulary: an output layer of a draft that scores some of the tokens only, all others having probability 0.
 
-A draft of which the target's text needs few tokens is trimmed so. The distribution of the output is that of the target whatever
-q is (`verification`); what the draft cannot say is said by the target. A model says it in its config, as `output_ids`, so that
-its weights are those of any model of its kind: other programs run it untrimmed.
+The config names them (`output_ids`), and the weights are whole: other programs run the model with all tokens.
 
 Source: FR-Spec (Zhao et al. 2025), which trims the output layer of an EAGLE draft in this way.
 """

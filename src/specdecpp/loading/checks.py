@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from specdecpp import backends, cache_dir
-from specdecpp.backends import EagerModel, GraphModel, LeanModel, Model
+from specdecpp.backends import Model
+from specdecpp.backends.engines import BACKENDS
 from specdecpp.backends.families import Sketch
 from specdecpp.backends.native import NativeModel, compiler, library
 from specdecpp.errors import BackendError
 
-CLASSES = {
-    "graphs": GraphModel,
-    "native": NativeModel,
-    "native-int8": NativeModel,
-    "lean": LeanModel,
-    "eager": EagerModel,
-}
+CLASSES = {kind: backend.model for kind, backend in BACKENDS.items()}
 """All kinds of backends but llama.cpp, which has its own copy of a file."""
 log = logging.getLogger("specdecpp.loading")
 

@@ -10,7 +10,10 @@ import transformers
 import triton
 from triton.backends.compiler import GPUTarget
 
-from specdecpp.backends import GraphModel, fused, kernels, products
+from specdecpp.backends import GraphModel
+from specdecpp.backends.graphs import layers as fused
+from specdecpp.backends.graphs.kernels import layers as kernels
+from specdecpp.backends.graphs.kernels import products
 
 SHAPE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 1, "head_dim": 64, "vocab_size": 304}
 SHAPE |= {"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0}

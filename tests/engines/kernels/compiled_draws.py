@@ -6,8 +6,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdecpp.backends import device_draws as draws
-from specdecpp.backends import device_verdicts as verdicts
+from specdecpp.backends.graphs.kernels import draws, verdicts
 
 WHOLE = ("line", "order", "sums", "totals", "masses", "inputs", "ends", "chosen", "p_totals", "q_totals")
 WIDE = ("leans", "evidence", "score", "least", "uniforms", "records", "outcome", "carries", "rests", "commons")

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from distributions import largest_difference
 from integration import Distribution, compared, completed, outcomes
 
-from specdecpp.backends.device_launches import RowKernels
+from specdecpp.backends.graphs.launches import RowKernels
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.sampling import Sampling, inverted, penalised, probabilities, seen_rows
@@ -40,7 +40,7 @@ SAMPLINGS = {
 
 
 def record_of(vocab_size: int, num_rows: int) -> Any:
-    """What a step is written down in, as `device_steps.DeviceRecord` has it."""
+    """What a step is written down in, as `steps.DeviceRecord` has it."""
     wide: dict[str, Any] = {"dtype": torch.float64, "device": DEVICE}
     whole: dict[str, Any] = {"dtype": torch.long, "device": DEVICE}
     return SimpleNamespace(

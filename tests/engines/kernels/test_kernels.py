@@ -15,12 +15,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from distributions import unchecked
-from test_lean import TEXT, built
+from kinds import TEXT, built
 
 import specdecpp as sd
-from specdecpp.backends import EagerModel, GraphModel, LeanModel, fused, kernels
-from specdecpp.backends.fused import FusedModel
-from specdecpp.backends.static_cache import WIDTHS, span_of
+from specdecpp.backends import EagerModel, GraphModel, LeanModel
+from specdecpp.backends.graphs import layers as fused
+from specdecpp.backends.graphs.cache import WIDTHS, span_of
+from specdecpp.backends.graphs.kernels import layers as kernels
+from specdecpp.backends.graphs.layers import FusedModel
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

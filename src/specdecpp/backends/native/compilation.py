@@ -1,6 +1,4 @@
-"""Compiling the backend's code: the compiler, the processors that a wheel has code for, and the names of what comes out.
-
-    sources, flags -> `digest` -> `compiled` -> a library under the name that `named` gives it, which says what is in it
+"""Compiling the backend's code: the compiler, the processors that a wheel has code for, and the names of libraries.
 
 Nothing here needs anything installed: the build of the wheel (`hatch_build.py`) loads this file alone.
 """
@@ -105,7 +103,7 @@ def needs(path: Path) -> tuple[int, ...]:
 
 
 def digest(*facts: str) -> str:
-    """Digest of the sources, the flags and more, which stands in names: what is compiled of others has another name."""
+    """Digest of the sources, the flags and more, which stands in names."""
     files = [str(at.relative_to(SOURCES)) + "\n" + at.read_text(encoding="utf-8") for at in sorted(SOURCES.rglob("*.*"))]
     return hashlib.sha256("\0".join([*files, *FLAGS, *facts]).encode()).hexdigest()[:16]
 

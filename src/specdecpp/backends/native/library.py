@@ -1,8 +1,6 @@
-"""The compiled code of the backend: found or compiled, checked, loaded, and its signatures.
+"""The compiled code: found or compiled, checked, loaded, and its signatures.
 
-    kept here -> compiled here -> shipped in the wheel: the first that is whole, loads, and has every function
-
-What is kept lies in `cache_dir.folder()`, under a name that tells what it was made of and the digest of its bytes.
+compiled before (`cache_dir`) -> compiled now -> shipped in the wheel: the first that is whole and has every function
 """
 
 import ctypes
@@ -12,10 +10,9 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -83,8 +80,7 @@ class Verifying(ctypes.Structure):
     _fields_ += [("sampling", Filters)]
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The compiled code, and where it is from."""
 
     lib: Any
@@ -93,15 +89,16 @@ class Found:
 
 def library() -> Any:
     """The compiled code. Raises `BackendError` with the reasons, the compiler's words among them."""
-    return _or_error(_found()).lib
+    return _existing().lib
 
 
 def origin() -> str:
     """Where the compiled code is from: "compiled here", or "shipped for" a kind of processor and why. Raises `BackendError`."""
-    return _or_error(_found()).origin
+    return _existing().origin
 
 
-def _or_error(found: Found | str) -> Found:
+def _existing() -> Found:
+    found = _found()
     if isinstance(found, str):
         raise BackendError(f"there is no compiled code: {found}")
     return found
@@ -126,10 +123,7 @@ def _found() -> Found | str:
 
 
 def _candidates(troubles: list[str]) -> Iterator[tuple[Path, str]]:
-    """Libraries in the order in which they are wanted, made when they are asked for; what failed is appended.
-
-    Without a folder to keep it in, code is compiled only where none was shipped: every process would do so again.
-    """
+    """Libraries in the order in which they are wanted, made when they are asked for; what failed is appended."""
     of = compilation.digest(str(compilation.compiler()), platform.machine(), cache_dir.processor())
     shipped = list(_shipped())
     if cache_dir.trouble() is None or not shipped:
@@ -138,7 +132,7 @@ def _candidates(troubles: list[str]) -> Iterator[tuple[Path, str]]:
         path = _made(of, troubles)
         if path is not None:
             yield path, "compiled here"
-    else:
+    else:  # every process would compile again
         troubles.append(f"compiled code cannot be kept here: {cache_dir.trouble()}")
     yield from shipped
 

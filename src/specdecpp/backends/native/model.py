@@ -1,15 +1,8 @@
-"""Llama and its relatives on a CPU, a pass as one call of compiled code (`native.cpp`).
+"""Known families on a CPU: a pass is one call of compiled code, which reads every weight once for all rows.
 
-The code is compiled when it is first needed, by the C++ compiler of the machine and for its processor, and kept in
-`cache_dir.folder()`; without a compiler it is that of the wheel (`library`). Threads meet at barriers within the call, and
-every weight is read once for all rows of a pass. What it computes is what `families` describes.
-
-Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks, each turned into numbers on the
-way into the sums, so that no weight is rounded that the file did not step. Sums are in float32; but where the processor has
-products of whole numbers, what is multiplied with quantised blocks is rounded to 16 bits first, which is as good (the largest
-difference of a logit is 1e-4 of its size, as between two orders of summing) and takes a half to two thirds of the instructions.
-The bits of a row do not depend on how many rows a pass has. float32 weights that bfloat16 has too are kept in that form: half
-as much to read, and the same bits in every sum.
+Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks. Sums are in float32; where the
+processor has products of whole numbers, what is multiplied with quantised blocks is rounded to 16 bits first, which changes a
+logit by 1e-4 of its size, as another order of summing does. The bits of a row do not depend on the other rows of a pass.
 """
 
 import ctypes
@@ -25,7 +18,7 @@ from torch import Tensor
 
 from specdecpp.backends import families, trimmed
 from specdecpp.backends import probe as probing
-from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.backends.eager import max_length
 from specdecpp.backends.native import library
 from specdecpp.backends.native.library import Drafting, PassPart, Verifying
@@ -45,11 +38,8 @@ _BYTES: dict[Activations, int] = {"float32": 0, "int16": 2, "int8": 1}
 
 
 class NativeCache(Cache):
-    """One sequence of a `NativeModel`, in memory that compiled code reads.
-
-    Its text may begin in the middle (`skip`): `held` counts what the memory holds, `length` what stands before it too. Idle
-    memory is taken first, and goes back when this is gone.
-    """
+    """One sequence of a `NativeModel`. Its text may begin in the middle (`skip`): `held` counts what the memory holds, `length`
+    what stands before it too. Idle memory is taken first, and goes back when this is gone."""
 
     def __init__(self, model: "NativeModel"):
         super().__init__(model)
@@ -110,22 +100,17 @@ class NativeCache(Cache):
 
 
 class NativeModel:
-    """A model that `families` describes. See `backends.Backend` for the contract.
+    """A model that `families` describes. `num_threads` are those of every pass (None: as many as torch has).
 
     `stored` are weights as they lie in a file (`loading.gguf_reading.Stored`), by the names of the model's parameters, which
-    may then be on the meta device; without `probe` a `families.Sketch` will do for the model. `num_threads` are those of every
-    pass (None: as many as torch has). A pass waits for those of other backends to end.
+    may then be on the meta device; without `probe` a `families.Sketch` will do for the model.
 
-    `activations` say how what is multiplied with quantised weights is rounded: "int16" to 32,639 steps of the largest of each
-    group of 16 or 32, "float32" not at all. None takes the first where the processor has products of whole numbers, else the
-    second. "int8" steps to bytes, 127 steps, as llama.cpp does: quicker still with many rows, and the model is another one by
-    so much (`probe.gap` of some per cent). What is decoded follows that model's distribution exactly, with and without
-    drafting; it is never chosen unasked.
+    `activations` say how what is multiplied with quantised weights is rounded: "int16" (the default where the processor has
+    products of whole numbers), "float32" not at all, "int8" to bytes as llama.cpp does: quicker with many rows, and another
+    model by some per cent (`probe.gap`), whose distribution is then decoded exactly.
 
     Raises `BackendError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
-    those of transformers (`probe.check`, unless `probe` is False).
-
-    >>> cache = NativeModel(model, num_threads=2).new_cache()       # doctest: +SKIP
+    those of transformers.
     """
 
     def __init__(
@@ -143,11 +128,7 @@ class NativeModel:
         family = families.described(model)
         is_sketch = isinstance(model, families.Sketch)
         rows = model.num_rows if is_sketch else int(model.get_output_embeddings().weight.shape[0])
-        self.vocab_size = rows if vocab_size is None else vocab_size
-        if self.vocab_size > rows:
-            raise BackendError(
-                f"vocab_size={self.vocab_size} asked of {type(model).__name__}, whose output layer has {rows} rows."
-            )
+        self.vocab_size = scored_rows(vocab_size, rows, type(model).__name__)
         self.output_ids = trimmed.of(model.config, vocab_size=self.vocab_size)
         self.hidden_size = family.width
         self.max_length = max_length(model.config)
@@ -195,10 +176,7 @@ class NativeModel:
     def forward(
         self, parts: Sequence[tuple[NativeCache, list[int]]], *, rows: int
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
-        """Append tokens to each cache, in one pass; logits and hidden states of the last `rows` tokens of each.
-
-        The bits of a sequence do not depend on the others, nor on where its text is cut.
-        """
+        """`Model.forward` in one pass: the bits of a sequence do not depend on the others, nor on where its text is cut."""
         if len(parts) == 1:  # in pieces that bound the memory of a pass
             ((cache, tokens),) = parts
             while len(tokens) > _WIDEST and len(tokens) > rows:
@@ -251,8 +229,7 @@ class NativeModel:
             return self.weights.common(draft.weights)
 
     def forward_both(self, cache: NativeCache, draft: NativeCache, tokens: list[int]) -> None:
-        """Append tokens to a cache and to a draft's of the same length (`share_of` its model above 0), with the bits that
-        `forward` of each gives."""
+        """Append tokens to a cache and to a draft's of the same length, with the bits that `forward` of each gives."""
         if draft.length != cache.length or draft.num_skipped or cache.num_skipped:
             raise ValueError(f"both caches must hold the same text, and they hold {cache.held} and {draft.held} tokens")
         both = (cache, draft)
@@ -263,16 +240,15 @@ class NativeModel:
             num = len(piece := tokens[i : i + _WIDEST])
             start, end = cache.held, cache.held + num
             with _LOCK:
-                told = []
+                given = []
                 for one in both:
                     one.model.weights.see_to(end)
-                    told += [one.model.weights.handle, one.model.num_threads, one.room_for(end)]
-                self.weights.lib.native_extend_both(*told, (ctypes.c_int64 * num)(*piece), num, start, common)
+                    given += [one.model.weights.handle, one.model.num_threads, one.room_for(end)]
+                self.weights.lib.native_extend_both(*given, (ctypes.c_int64 * num)(*piece), num, start, common)
             cache.held = draft.held = end
 
     def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> list[int]:
-        """Draft tokens of steps of several requests (`steps.native`), at least one each but where a task only reads: a cache
-        holds all but the last of its own then. How many each has."""
+        """Draw draft tokens of several requests; how many each has. A cache then holds all but the last of its own."""
         nums = (ctypes.c_int32 * len(tasks))()
         self._run("native_propose", caches, tasks, [task.num_unread + task.limit for task in tasks], nums)
         for cache, task, num in zip(caches, tasks, nums, strict=True):
@@ -280,8 +256,7 @@ class NativeModel:
         return list(nums)
 
     def verify(self, caches: Sequence[NativeCache], tasks: Sequence[Verifying]) -> None:
-        """One pass over tokens and draft tokens of several requests, and their tests (`steps.native`): a cache holds all of
-        its own then."""
+        """Read tokens and draft tokens of several requests in one pass, and test them. A cache then holds all of its own."""
         self._run("native_verify", caches, tasks, [task.num_tokens for task in tasks])
         for cache, task in zip(caches, tasks, strict=True):
             cache.held = task.start + task.num_tokens
@@ -310,12 +285,10 @@ class NativeModel:
 
 
 def _refusal_of_weights(model: Any) -> str | None:
-    found = {(parameter.dtype, parameter.device.type) for parameter in model.parameters()}
-    if len(found) > 1 or any(hasattr(module, "_hf_hook") for module in model.modules()):
-        return "its weights are of several types or spread over devices"
-    if {type(m) for m in model.modules() if isinstance(m, torch.nn.Linear)} != {torch.nn.Linear}:
-        return "its weights are quantised by torch"
-    (dtype, device) = found.pop()
+    if reason := families.refusal_of_weights(model):
+        return reason
+    weight = next(model.parameters())
+    dtype, device = weight.dtype, weight.device.type
     if dtype not in DTYPES or device != "cpu":
         return f"its weights are {str(dtype).removeprefix('torch.')} on {device}, not float32, bfloat16 or float16 on a CPU"
     return None

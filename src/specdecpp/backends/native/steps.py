@@ -1,12 +1,10 @@
-"""The step in compiled code, one call for each half (`backends/native/cpp/step.h`): what happens between the forward passes
-would otherwise take longer than it may. On a small pair the steps of Python and torch are a fifth of a step.
+"""The halves of a step in compiled code, one call each (`cpp/step.h`), with the decisions and uniforms of `step.Host`.
 
     propose   forward, draw, the head's estimate, the stop test, for each draft token
     verify    the target's pass and the acceptance test
 
-Requests over the same weights share both, and pieces of prompts are read in the first pass of either model. Where draft tokens
-are copied from the text (`copying`) there is only the second half.
-What is decided is what `host` decides, with the same uniforms (up to the rounding of exponentials).
+Requests over the same weights share both, and pieces of prompts are read in the first pass of either model. Draft tokens that
+are copied from the text (`copying`) are only verified here.
 """
 
 import ctypes
@@ -19,12 +17,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from specdecpp.backends.native import Drafting, Filters, Head, NativeCache, Verifying
+from specdecpp.backends.native.library import Drafting, Filters, Head, Verifying
+from specdecpp.backends.native.model import NativeCache
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.copying import Copying, propose
 from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
-from specdecpp.policies.protocol import END_OF_TEXT, Decision, Evidence, Stop
+from specdecpp.policies.protocol import END_OF_TEXT, Evidence, Stop
 from specdecpp.sampling import Uniforms, seen_rows
 from specdecpp.scheduler import Reading
 from specdecpp.step import Host, Plan, Request, Result, Rows
@@ -34,9 +33,9 @@ _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
 _OF_Q = Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.NEGATIVE_ENTROPY
 _STOPPED, _ENDED = 1, 2
-COMPARE = 2
-_SAMPLED = {TokenVerification: 0, BlockVerification: 1, CompareVerification: COMPARE}
-_GREEDY = {GreedyVerification: 0, CompareVerification: COMPARE}
+_COMPARE = 2
+_SAMPLED = {TokenVerification: 0, BlockVerification: 1, CompareVerification: _COMPARE}
+_GREEDY = {GreedyVerification: 0, CompareVerification: _COMPARE}
 _LONG = 32
 """Tokens of a prompt that are quicker read by its two models in one pass than beside the steps of others."""
 
@@ -48,7 +47,7 @@ class Native:
     has_batches = True
 
     def __init__(self) -> None:
-        self._requests: WeakKeyDictionary[Request, _Steps | _CopiedSteps] = WeakKeyDictionary()
+        self._requests: WeakKeyDictionary[Request, _Steps] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
         self._host, self._copying = Host(), Copying()
 
@@ -69,27 +68,27 @@ class Native:
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         results: dict[int, Result] = {}
-        groups: dict[Any, tuple[list[int], list[Reading]]] = defaultdict(lambda: ([], []))
+        batches: dict[Any, list[tuple[_Half, Any]]] = defaultdict(list)
         for i, plan in enumerate(plans):
             if plan.decision.rule is None:
                 aside = self._copying if isinstance(plan.request.draft, SuffixDrafter) else self._host
                 (results[i],) = aside.run([plan])
             else:
-                groups[_weights(plan.request)][0].append(i)
+                batches[_weights(plan.request)].append((self._steps(plan.request), plan))
         least = _LONG if len(plans) + len(readings) > 1 else 1
         for reading in readings:
             if not reading.by_both(least):
-                groups[_weights(reading.request)][1].append(reading)
-        for group, beside in groups.values():
-            made = _together([(self._steps(plans[i].request), plans[i]) for i in group], beside)
-            results.update(zip(group, made, strict=True))
-        return [results[i] for i in range(len(plans))]
+                batches[_weights(reading.request)].append((_Prompt(reading), reading))
+        made = {id(what): result for batch in batches.values() for what, result in _together(batch)}
+        return [results[i] if i in results else made[id(plan)] for i, plan in enumerate(plans)]
 
-    def _steps(self, request: Request) -> "_Steps | _CopiedSteps":
+    def _steps(self, request: Request) -> "_Steps":
         steps = self._requests.get(request)
         if steps is None:
             copies = isinstance(request.draft, SuffixDrafter)
-            steps = self._requests[request] = _CopiedSteps(request) if copies else _Steps(request, self._head_of(request))
+            steps = self._requests[request] = (
+                _CopiedSteps(request) if copies else _DraftedSteps(request, self._head_of(request))
+            )
         return steps
 
     def _head_of(self, request: Request) -> "_CompiledHead | None":
@@ -114,56 +113,75 @@ def _weights(request: Request) -> tuple[Any, Any]:
     return request.target.model, None if isinstance(draft, SuffixDrafter) else draft.model
 
 
-def _together(batch: "Sequence[tuple[_Steps | _CopiedSteps, Plan]]", beside: Sequence[Reading]) -> list[Result]:
-    """Steps of requests over the same weights: one pass of the draft a draft token, and one of the target. Seconds are shared
-    by the rows that were read."""
+def _together(batch: "list[tuple[_Half, Any]]") -> list[tuple[Any, Any]]:
+    """(what was asked, its result) of steps and pieces of prompts over the same weights: one pass of the draft a draft token,
+    and one of the target. Seconds are shared by the rows that were read."""
     started = _now()
-    all_of_them: list[tuple[Any, Any]] = [*batch, *((_Prompt(reading), reading) for reading in beside)]
-    drafting = [(one, told) for one, what in all_of_them if (told := one.drafts(what)) is not None]
-    nums = []
+    drafting = [(half, task) for half, what in batch if (task := half.drafts(what)) is not None]
+    draft_rows: dict[_Half, int] = {}
     if drafting:
-        nums = drafting[0][0].draft.model.propose([one.draft for one, _ in drafting], [told for _, told in drafting])
-    for (one, _), num in zip(drafting, nums, strict=True):
-        one.drafted(num)
+        nums = drafting[0][0].draft.model.propose([half.draft for half, _ in drafting], [task for _, task in drafting])
+        for (half, task), num in zip(drafting, nums, strict=True):
+            half.drafted(num)
+            draft_rows[half] = task.num_unread + max(0, num - 1)
     drafted = _now()
-    reading = [(one, told) for one, what in all_of_them if (told := one.verifies(what)) is not None]
-    if reading:
-        reading[0][0].target.model.verify([one.target for one, _ in reading], [told for _, told in reading])
-    draft_rows = {one: told.num_unread + max(0, num - 1) for (one, told), num in zip(drafting, nums, strict=True)}
+    verifying = [(half, task) for half, what in batch if (task := half.verifies(what)) is not None]
+    if verifying:
+        verifying[0][0].target.model.verify([half.target for half, _ in verifying], [task for _, task in verifying])
     draft_s = _shared(drafted - started, draft_rows)
-    verify_s = _shared(_now() - drafted, {one: told.num_tokens for one, told in reading})
-    for one, what in all_of_them[len(batch) :]:
-        what.took_s = draft_s.get(one, 0.0) + verify_s.get(one, 0.0)
-    return [steps.result(plan, draft_s.get(steps, 0.0), verify_s[steps]) for steps, plan in batch]
+    verify_s = _shared(_now() - drafted, {half: task.num_tokens for half, task in verifying})
+    return [(what, half.result(what, draft_s.get(half, 0.0), verify_s.get(half, 0.0))) for half, what in batch]
 
 
 def _shared(seconds: float, rows: dict[Any, int]) -> dict[Any, float]:
     return {one: seconds * num / sum(rows.values()) for one, num in rows.items()}
 
 
-class _Prompt:
-    """A piece of a prompt, as arguments of the two calls."""
+class _Half:
+    """The part of one request in the two calls. It does not hold the request, whose end frees it."""
 
-    def __init__(self, reading: Reading):
-        self.target: Any = reading.request.target
-        self.draft: Any = reading.request.draft
+    def __init__(self, request: Request):
+        self.target: Any = request.target
+        self.draft: Any = request.draft
 
-    def drafts(self, reading: Reading) -> Drafting | None:
-        if isinstance(self.draft, SuffixDrafter):
-            self.draft.extend(reading.draft, rows=1)
-            return None
-        self.draft.model.check_ids(reading.draft)
-        self._unread = (ctypes.c_int64 * len(reading.draft))(*reading.draft)
-        return Drafting(unread=ctypes.addressof(self._unread), num_unread=len(reading.draft)) if reading.draft else None
+    def drafts(self, what: Any) -> Drafting | None:
+        """Arguments of the draft's call; None where it has nothing to read."""
+        raise NotImplementedError
 
     def drafted(self, num: int) -> None:
-        """A prompt draws no draft tokens."""
+        """Note that `num` draft tokens have been drawn."""
 
-    def verifies(self, reading: Reading) -> Verifying | None:
-        self.target.model.check_ids(reading.target)
-        self._tokens = (ctypes.c_int64 * len(reading.target))(*reading.target)
-        told = Verifying(tokens=ctypes.addressof(self._tokens), num_tokens=len(reading.target), num=-1)
-        return told if reading.target else None
+    def verifies(self, what: Any) -> Verifying | None:
+        """Arguments of the target's call; None where it has nothing to read."""
+        raise NotImplementedError
+
+    def result(self, what: Any, draft_s: float, verify_s: float) -> Any:
+        """The result; the seconds are this request's share of what its batch took."""
+        raise NotImplementedError
+
+
+class _Prompt(_Half):
+    """A piece of a prompt."""
+
+    def __init__(self, reading: Reading):
+        super().__init__(reading.request)
+
+    def drafts(self, what: Reading) -> Drafting | None:
+        if isinstance(self.draft, SuffixDrafter):
+            self.draft.extend(what.draft, rows=1)
+            return None
+        self.draft.model.check_ids(what.draft)
+        self._unread = (ctypes.c_int64 * len(what.draft))(*what.draft)
+        return Drafting(unread=ctypes.addressof(self._unread), num_unread=len(what.draft)) if what.draft else None
+
+    def verifies(self, what: Reading) -> Verifying | None:
+        self.target.model.check_ids(what.target)
+        self._tokens = (ctypes.c_int64 * len(what.target))(*what.target)
+        task = Verifying(tokens=ctypes.addressof(self._tokens), num_tokens=len(what.target), num=-1)
+        return task if what.target else None
+
+    def result(self, what: Reading, draft_s: float, verify_s: float) -> None:
+        what.took_s = draft_s + verify_s
 
 
 class _CompiledHead:
@@ -173,7 +191,7 @@ class _CompiledHead:
         card, self._arrays, calibration = estimator.card, estimator.arrays, estimator.calibration
         weight, table, block, block_bias, output, output_bias = self._arrays
         self.lags = card.form == "lagged"
-        self.told = Head(
+        self.struct = Head(
             input=card.hidden_size,
             scalars=len(card.scalars),
             width=len(output),
@@ -191,19 +209,16 @@ class _CompiledHead:
         )
 
 
-class _Verified:
-    """The target's half of the steps of one request: the arguments of its call, and the memory that it writes to.
-
-    It holds what it needs of the request and not the request itself, whose end frees it.
-    """
+class _Steps(_Half):
+    """The target's half of the steps of one request, and the memory that its call writes to."""
 
     def __init__(self, request: Request, code: int | None):
+        super().__init__(request)
         assert code is not None, "others are refused"
-        self.target: Any = request.target
         self._sampling, self._seen = request.sampling, request.seen
         self._tests: Any = request.randomness[1]
         self._verifying = Verifying(sampling=Filters.of(request.sampling, request.seen), verification=code)
-        self._compares, self._most = code == COMPARE, -1
+        self._compares, self._most = code == _COMPARE, -1
 
     def _make_room(self, limit: int) -> bool:
         """Have memory for a step of so many draft tokens; what an earlier step wrote there is over. Tell whether it is new."""
@@ -217,177 +232,160 @@ class _Verified:
 
     def _asked(self, plan: Plan, tokens: list[int]) -> Verifying:
         """Arguments of the target's call for these draft tokens."""
-        unread, num, told = plan.tokens[self.target.length :], len(tokens), self._verifying
+        unread, num, task = plan.tokens[self.target.length :], len(tokens), self._verifying
         if len(unread) > 1:
             self.target.extend(unread[:-1], rows=1)
         uniforms = () if self._sampling.is_greedy else self._tests.peek(num + 1)
         self._given = (ctypes.c_int64 * (num + 1))(unread[-1], *tokens), (ctypes.c_double * (num + 1))(*uniforms)
-        told.tokens, told.uniforms = map(ctypes.addressof, self._given)
-        told.num_tokens, told.num = num + 1, num
+        task.tokens, task.uniforms = map(ctypes.addressof, self._given)
+        task.num_tokens, task.num = num + 1, num
         self._raw = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
-        told.raw = None if self._raw is None else self._raw.data_ptr()
-        return told
+        task.raw = None if self._raw is None else self._raw.data_ptr()
+        return task
 
-    def _take(self) -> None:
-        """Use up the uniforms of the tests."""
+    def _result(self, tokens: list[int], *, q_rows: Any, **more: Any) -> Result:
+        """The result of a verdict, whose uniforms are used up; `q_rows` gives q of the draft tokens, asked for by watchers."""
+        task = self._verifying
         if not self._sampling.is_greedy:
-            said = self._verifying
-            self._tests.take(said.num_accepted + 1 if self._compares else said.num_tokens)
-
-    def _rows_of(self, q: torch.Tensor, tokens: list[int]) -> Rows:
-        """The rows that the step was decided on."""
-        assert self._raw is not None, "somebody wants them"
-        seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(tokens, dtype=torch.long))
-        return Rows(q=q, logits=self._raw, sampling=self._sampling, seen=seen)
+            self._tests.take(task.num_accepted + 1 if self._compares else task.num_tokens)
+        rows = None
+        if self._raw is not None:
+            seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(tokens, dtype=torch.long))
+            rows = Rows(q=q_rows(), logits=self._raw, sampling=self._sampling, seen=seen)
+        return Result(tokens=tokens, num_accepted=task.num_accepted, next_token=task.next, rows=rows, **more)
 
 
-class _Steps(_Verified):
+class _DraftedSteps(_Steps):
     """The steps of one request whose draft is a model: the draft's half beside the target's."""
 
     def __init__(self, request: Request, head: _CompiledHead | None):
         super().__init__(request, _code(request))
-        self.draft: Any = request.draft
         self._drops = request.policy.drops_last
         self._draws: Any = request.randomness[0]
         self._head, ends = head, tuple(request.ends)
-        self._followed: Any = None
+        self._rule: Any = None
         self._ends = (ctypes.c_int64 * len(ends))(*ends)
         sampling = Filters.of(request.sampling, request.seen)
         self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=sampling)
         self._has_overlaps = type(request.verification) is TokenVerification and not request.sampling.is_greedy
         self._judges = head is not None or judges_by_q(judge_of(request.policy))
         if head is not None:
-            self._drafting.head = ctypes.addressof(head.told)
+            self._drafting.head = ctypes.addressof(head.struct)
         else:
             self._drafting.judges_by_q = self._judges
 
-    def drafts(self, plan: Plan) -> Drafting | None:
-        """Arguments of the draft's call; None where no draft token is to be drafted."""
-        self._num, self._stop, self._decision = 0, None, plan.decision
-        decision, limit = plan.decision, plan.decision.limit
+    def drafts(self, what: Plan) -> Drafting | None:
+        decision, limit, task = what.decision, what.decision.limit, self._drafting
         rule: Any = decision.rule
-        self._make_room(limit)
+        self._num, self._stop, self._decision = 0, None, decision
+        if limit > self._most:
+            self._make_room(limit)
         if not limit:
             self._stop = decision.at_limit
         elif not rule.threshold(0) <= 1.0:
             self._stop = rule.why(0, 1.0)
         if self._stop is not None:
             return None
-        unread = plan.tokens[self.draft.length :]
+        unread = what.tokens[self.draft.length :]
         if len(unread) > 2:
             self.draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
-        told = self._drafting
-        if self._followed is not rule or told.limit != limit:
+        if self._rule is not rule or task.limit != limit:
             self._follow(rule, limit)
         uniforms = () if self._sampling.is_greedy else self._draws.peek(len(self._least))
-        self._given = given = (ctypes.c_int64 * len(unread))(*unread), (ctypes.c_double * len(uniforms))(*uniforms)
-        told.unread, told.uniforms = map(ctypes.addressof, given)
-        told.num_unread = len(unread)
-        return told
+        self._drawing = (ctypes.c_int64 * len(unread))(*unread), (ctypes.c_double * len(uniforms))(*uniforms)
+        task.unread, task.uniforms = map(ctypes.addressof, self._drawing)
+        task.num_unread = len(unread)
+        return task
 
     def _follow(self, rule: Any, limit: int) -> None:
-        """Tell the draft's call of a rule; it may be that of many steps."""
-        told, least = self._drafting, rule.thresholds(limit)
+        """Put a rule into the draft's call; it may be that of many steps."""
+        task, least = self._drafting, rule.thresholds(limit)
         reachable = next((i for i, value in enumerate(least, 1) if value > 1.0), limit)  # no evidence is above 1
-        self._followed, self._least = rule, (ctypes.c_double * reachable)(*least[:reachable])
-        told.least, told.limit, told.evidence = ctypes.addressof(self._least), limit, _EVIDENCE[rule.evidence]
-        told.scores = rule.score is not None
+        self._rule, self._least = rule, (ctypes.c_double * reachable)(*least[:reachable])
+        task.least, task.limit, task.evidence = ctypes.addressof(self._least), limit, _EVIDENCE[rule.evidence]
+        task.scores = rule.score is not None
         if rule.score is not None:
-            told.bias, told.slope = rule.score.bias, rule.score.slope
+            task.bias, task.slope = rule.score.bias, rule.score.slope
 
     def drafted(self, num: int) -> None:
-        """Note that `num` draft tokens have been drawn."""
-        self._num, self._stop = num, self._why(self._decision, num)
+        self._num, self._stop = num, self._why(num)
         if not self._sampling.is_greedy:
             self._draws.take(num)
 
-    def _why(self, decision: Decision, num: int) -> Stop:
+    def _why(self, num: int) -> Stop:
         if self._drafting.why == _ENDED:
             return END_OF_TEXT
-        rule: Any = decision.rule
-        return rule.why(num, self._drafting.value) if self._drafting.why == _STOPPED else decision.at_limit
+        return self._rule.why(num, self._drafting.value) if self._drafting.why == _STOPPED else self._decision.at_limit
 
     def _make_room(self, limit: int) -> bool:
-        """Have memory for both halves."""
         if not super()._make_room(limit):
             return False
         self._rows = torch.empty(limit, self.draft.vocab_size)
         self._tokens = (ctypes.c_int64 * limit)()
-        self._confidence, self._accept = (ctypes.c_double * limit)(), (ctypes.c_double * limit)()
-        told = self._drafting
-        told.tokens, told.confidence, told.accept = map(ctypes.addressof, (self._tokens, self._confidence, self._accept))
-        told.rows = self._verifying.q = self._rows.data_ptr()
-        self._overlaps = (ctypes.c_double * limit)()
+        self._confidence, self._accept, self._overlaps = ((ctypes.c_double * limit)() for _ in range(3))
+        task = self._drafting
+        task.tokens, task.confidence, task.accept = map(ctypes.addressof, (self._tokens, self._confidence, self._accept))
+        task.rows = self._verifying.q = self._rows.data_ptr()
         self._verifying.overlaps = ctypes.addressof(self._overlaps)
         return True
 
-    def verifies(self, plan: Plan) -> Verifying:
-        """Arguments of the target's call."""
+    def verifies(self, what: Plan) -> Verifying:
         is_dropped = self._drops and self._num > 0 and self._drafting.why == _STOPPED
-        self._kept = self._tokens[: self._num - is_dropped]
-        return self._asked(plan, self._kept)
+        self._verified = self._tokens[: self._num - is_dropped]
+        return self._asked(what, self._verified)
 
-    def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
-        """Result of the step; the seconds are this request's share of what its batch took."""
-        told, said, num, tokens = self._drafting, self._verifying, self._num, self._kept
-        self._take()
-        rule: Any = plan.decision.rule
+    def result(self, what: Plan, draft_s: float, verify_s: float) -> Result:
+        rule: Any = what.decision.rule
+        task, num, num_verified = self._drafting, self._num, len(self._verified)
         reads_q = not self._sampling.is_greedy or self._judges or rule.evidence in _OF_Q
-        has_drafted, num_judged = num > 0, max(0, num - 1) if self._head is not None and self._head.lags else num
-        head_s = told.head_s if has_drafted else 0.0
+        num_judged = max(0, num - 1) if self._head is not None and self._head.lags else num
+        head_s, forward_s = (task.head_s, task.forward_s) if num else (0.0, 0.0)
+        num_tested = min(self._verifying.num_accepted + 1, num_verified)
         assert self._stop is not None, "drafting has ended"
-        return Result(
-            tokens=tokens,
-            num_accepted=said.num_accepted,
-            next_token=said.next,
+        return self._result(
+            self._verified,
+            q_rows=lambda: self._q(num_verified),
             stop=self._stop,
-            q=self._confidence[: len(tokens)] if reads_q else (),
-            judged=() if not self._judges else self._accept[: min(num_judged, len(tokens))],
+            q=self._confidence[:num_verified] if reads_q else (),
+            judged=self._accept[: min(num_judged, num_verified)] if self._judges else (),
             draft_s=max(0.0, draft_s - head_s),
             head_s=head_s,
             verify_s=verify_s,
-            forward_s=(told.forward_s if has_drafted else 0.0) + said.forward_s,
-            rows=None if self._raw is None else self._rows_of(self._beliefs(len(tokens)), tokens),
-            overlaps=self._overlaps[: min(said.num_accepted + 1, len(tokens))] if self._has_overlaps else (),
+            forward_s=forward_s + self._verifying.forward_s,
+            overlaps=self._overlaps[:num_tested] if self._has_overlaps else (),
         )
 
-    def _beliefs(self, num: int) -> torch.Tensor:
+    def _q(self, num: int) -> torch.Tensor:
         """q of the first draft tokens; under greedy drafting softmaxes."""
         drawn = self._rows[:num]
         return drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
 
 
-class _CopiedSteps(_Verified):
-    """The steps of a request whose draft tokens are copied: found here, compared by the target's pass."""
+class _CopiedSteps(_Steps):
+    """The steps of a request whose draft tokens are copied: found by Python, compared by the target's pass."""
 
     def __init__(self, request: Request):
-        super().__init__(request, COMPARE)
+        super().__init__(request, _COMPARE)
 
-    def drafts(self, plan: Plan) -> None:
-        """There is no draft model to call."""
+    def drafts(self, what: Plan) -> None:
         started = _now()
-        self._draft, self._stop = plan.found or propose(plan)
+        self._copied, self._stop = what.found or propose(what)
         self._draft_s = _now() - started
 
-    def verifies(self, plan: Plan) -> Verifying:
-        """Arguments of the target's call."""
-        self._make_room(self._draft.num_tokens)
-        return self._asked(plan, self._draft.tokens)
+    def verifies(self, what: Plan) -> Verifying:
+        self._make_room(self._copied.num_tokens)
+        return self._asked(what, self._copied.tokens)
 
-    def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
-        """Result of the step."""
-        draft, said = self._draft, self._verifying
-        self._take()
-        return Result(
-            tokens=draft.tokens,
-            num_accepted=said.num_accepted,
-            next_token=said.next,
+    def result(self, what: Plan, draft_s: float, verify_s: float) -> Result:
+        copied = self._copied
+        return self._result(
+            copied.tokens,
+            q_rows=lambda: copied.rows(self.target.vocab_size),
             stop=self._stop,
-            q=[draft.confidence(i) for i in range(draft.num_tokens)],
-            judged=draft.judged,
+            q=[copied.confidence(i) for i in range(copied.num_tokens)],
+            judged=copied.judged,
             draft_s=self._draft_s,
             verify_s=verify_s,
-            forward_s=said.forward_s,
-            rows=None if self._raw is None else self._rows_of(draft.rows(self.target.vocab_size), draft.tokens),
+            forward_s=self._verifying.forward_s,
         )

@@ -1,14 +1,13 @@
 """The weights of a model in the layout that the compiled code reads.
 
-A family's description (`backends.families`) says which parameters there are; their values come from a model of transformers, or
-as they lie in a GGUF file (`stored`), whose quantised blocks are kept as they are. Where the compiled code has no such blocks
-they become float32.
+Values come from a model of transformers, or as they lie in a GGUF file (`stored`): quantised blocks are kept as they are, those
+that the compiled code does not know become float32.
 """
 
 import ctypes
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,13 +83,13 @@ class Weights:
         self._norm(_ENDS, "last", values.vector(family.norm))
         num_ids = values.num_rows(family.embedding)
         if output_ids is None:
-            self._matrix(_ENDS, "output", values.rows(family.output, 0, vocab_size))
+            self._matrix(_ENDS, "output", values.rows(family.output, slice(vocab_size)))
         else:
-            self._matrix(_ENDS, "output", values.chosen(family.output, output_ids))
+            self._matrix(_ENDS, "output", values.rows(family.output, output_ids.numpy()))
             narrow = output_ids.int()
             self.lib.native_output_ids(self.handle, narrow.data_ptr(), len(narrow))
         if family.output != family.embedding or output_ids is not None or vocab_size != num_ids:
-            self._matrix(_ENDS, "embedding", values.rows(family.embedding, 0, num_ids))
+            self._matrix(_ENDS, "embedding", values.rows(family.embedding, slice(num_ids)))
         self.num_ids = num_ids
         self.bytes_per_position = 2 * 4 * len(family.layers) * family.kv_heads * family.head_size
         """Bytes of a cache: keys and values in float32."""
@@ -103,8 +102,7 @@ class Weights:
         self._lends = False
 
     def common(self, other: "Weights") -> int:
-        """How many first layers are the other's too, to the bit: what they make of a text is computed once for both, and the
-        other reads them here from then on. Not while a pass is on."""
+        """How many first layers are the other's too, to the bit; the other reads them here from then on. Not during a pass."""
         if other not in self._common:
             both = zip(self._angles, other._angles, strict=False)
             turn_alike = len(self._angles) == len(other._angles) and all(one.is_like(two) for one, two in both)
@@ -116,7 +114,7 @@ class Weights:
         return self._common[other]
 
     def let_go(self, sequence: int) -> None:
-        """A cache that its backend does not need any more: kept for the next one, unless it is large or others hold much."""
+        """Keep the memory of a cache for the next one, unless it is large or others hold much."""
         size, *others = (self.bytes_per_position * self.lib.native_capacity(one) for one in (sequence, *self.idle))
         if size <= LARGE_BYTES and size + sum(others) <= IDLE_BYTES:
             self.idle.append(sequence)
@@ -142,8 +140,8 @@ class Weights:
             self._matrix(i, role, rows, bias)
         for role, rows in zip(("gate", "up"), values.split(layer.gate_up, [family.hidden] * 2), strict=True):
             self._matrix(i, role, rows)
-        self._matrix(i, "out", values.rows(layer.out, 0, family.width))
-        self._matrix(i, "down", values.rows(layer.down, 0, family.width))
+        self._matrix(i, "out", values.rows(layer.out, slice(family.width)))
+        self._matrix(i, "down", values.rows(layer.down, slice(family.width)))
         q_norm, k_norm = layer.head_norms or (None, None)
         norms = {"norm": layer.norm, "mlp_norm": layer.mlp_norm, "q_norm": q_norm, "k_norm": k_norm}
         for role, name in {**norms, "out_norm": layer.out_norm, "down_norm": layer.down_norm}.items():
@@ -165,10 +163,8 @@ class Weights:
 
 
 def values_of(stored: Any) -> Tensor:
-    """The values of a stored matrix or vector, float32, of its shape; codes are turned into numbers by compiled code.
-
-    Some of its rows are compared with what the package gguf makes of them. Raises `BackendError` where they differ.
-    """
+    """The values of a stored matrix or vector, float32, by compiled code. Raises `BackendError` where some of its rows are not
+    what the package gguf makes of them."""
     values = torch.empty(stored.shape)
     lines, kind = stored.data, KINDS.get(stored.kind, -1)
     shape = len(lines), values.numel() // len(lines)
@@ -190,11 +186,14 @@ def _freed(lib: Any, handle: int, idle: list[int]) -> None:
     lib.native_free(handle)
 
 
-class _Rows:
-    """Rows of a matrix: what kind of values they are, and where they lie. What owns them stays alive as long as this does."""
+class _Rows(NamedTuple):
+    """Rows of a matrix: the kind of their values, and where they lie in the memory of their owner."""
 
-    def __init__(self, kind: str, shape: tuple[int, int], pointer: int, stride: int, owner: Any):
-        self.kind, self.shape, self.pointer, self.stride, self._owner = kind, shape, pointer, stride, owner
+    kind: str
+    shape: tuple[int, int]
+    pointer: int
+    stride: int
+    owner: Any
 
 
 class _Values:
@@ -211,26 +210,16 @@ class _Values:
     def num_rows(self, name: str) -> int:
         return int((self._model.get_parameter(name) if self._stored is None else self._stored[name]).shape[0])
 
-    def rows(self, name: str, start: int, end: int) -> _Rows:
-        """Some rows of a matrix that follow each other, not copied where they can be read as they are."""
-        return self._rows(name, slice(start, end))
-
-    def chosen(self, name: str, ids: Tensor) -> _Rows:
-        """Some rows of a matrix, by their numbers."""
-        return self._rows(name, ids.numpy())
-
-    def _rows(self, name: str, which: Any) -> _Rows:
+    def rows(self, name: str, which: Any) -> _Rows:
+        """Some rows of a matrix, a slice or by their numbers, not copied where they can be read as they are."""
         found = None if self._stored is None else self._stored[name]
         if found is not None and found.kind in KINDS:
             lines = found.data[which]
             if not lines.flags.c_contiguous:
                 lines = lines.copy()
             return _Rows(found.kind, (len(lines), found.shape[1]), lines.ctypes.data, lines.strides[0], lines)
-        tensor = self._model.get_parameter(name) if found is None else found.dequantised()
-        tensor = tensor.detach()[which]
-        if tensor.dtype not in DTYPES:
-            tensor = tensor.float()
-        tensor = tensor.contiguous()
+        tensor = (self._model.get_parameter(name) if found is None else found.dequantised()).detach()[which]
+        tensor = (tensor if tensor.dtype in DTYPES else tensor.float()).contiguous()
         stride = tensor.stride(0) * tensor.element_size()
         return _Rows(DTYPES[tensor.dtype], (len(tensor), tensor.shape[1]), tensor.data_ptr(), stride, tensor)
 
@@ -243,5 +232,5 @@ class _Values:
         for size in sizes:
             name = next(name for name, end in ends.items() if start < end)
             before = ends[name] - self.num_rows(name)
-            yield self.rows(name, start - before, start - before + size)
+            yield self.rows(name, slice(start - before, start - before + size))
             start += size

@@ -43,8 +43,8 @@ static double powers(const float* x, int n, float temperature, float* y) {
   return sum;
 }
 
-// softmax(x / temperature).
-static void law(const float* x, int n, float temperature, float* p) {
+// p = softmax(x / temperature).
+static void softmax(const float* x, int n, float temperature, float* p) {
   float scale = float(1.0 / powers(x, n, temperature, p));
   for (int i = 0; i < n; ++i) p[i] *= scale;
 }

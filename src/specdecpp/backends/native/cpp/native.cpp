@@ -4,7 +4,7 @@
 //
 // Every weight is read once for all rows of a pass, and the bits of a row do not depend on how many there are.
 
-#include "round.h"
+#include "step.h"
 
 extern "C" {
 
@@ -93,7 +93,7 @@ int64_t native_draw(const float* p, int64_t n, double u) { return draw(p, n, u);
 // The distribution p [n] of logits x [n], which a penalty changes in place.
 void native_distribution(float* x, int n, const Sampling* s, float* p) { penalise(x, n, *s), distribution(x, n, *s, p); }
 
-// What a head says of a token, `x` being the logits and p [n] the distribution softmax(factor x) that it was drawn from.
+// P(accepted) of a token by a head, `x` being the logits and p [n] the distribution softmax(factor x) that it was drawn from.
 double native_judge(const Head* head, const float* state, int64_t token, int depth, const float* x, const float* p, int n, float factor) {
   float scalars[] = {float(std::log(std::max(p[token], 1e-30f))), 0, 0, float(depth)};
   spread(x, p, n, factor, scalars + ENTROPY, scalars + GAP);
@@ -126,12 +126,5 @@ void native_extend_both(Model* m, int threads, Sequence* seq, Model* other, int 
   }
   if (common < other->s.layers) pass(*other, other_threads, &further, 1, tokens, nullptr, nullptr, -1, nullptr, false, common, states.data());
 }
-
-// How many draft tokens each of `count` requests has goes to `nums`.
-void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
-  propose(m, threads, seqs, tasks, count, nums);
-}
-
-void native_verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) { verify(m, threads, seqs, tasks, count); }
 
 }  // extern "C"

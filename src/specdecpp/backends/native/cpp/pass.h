@@ -39,13 +39,13 @@ static void turn(float* v, const float* cos, const float* sin, int size) {
 }
 
 // Attention of one key-value head: its keys and values of the new rows are stored, its query heads read all they may see. Queries go
-// through the cache in blocks, as rows of a product do through a matrix. Rows before `from` are not asked; what the others are told goes
-// to rows from `told` on.
-static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv, int from, int told, Model::Own& own) {
+// through the cache in blocks, as rows of a product do through a matrix. Rows before `from` have no queries;
+// the outputs of the others go to rows from `to_row` on.
+static void attend(Model& m, const Layer& layer, const Part& part, int l, int kv, int from, int to_row, Model::Own& own) {
   const Shape& s = m.s;
   const Sequence& seq = *part.seq;
   int size = s.size, group = s.heads / s.kv_heads, joined = m.joined(), start = part.start, n = part.n;
-  float *qkv = m.qkv.data() + size_t(part.row) * joined, *mixed = m.mixed.data() + told * apart(m.mix());
+  float *qkv = m.qkv.data() + size_t(part.row) * joined, *mixed = m.mixed.data() + to_row * apart(m.mix());
   auto turn_at = [&](float* v, int r) {
     size_t of = size_t(start + r) * size;
     turn(v, m.angles[layer.angles].cos + of, m.angles[layer.angles].sin + of, s.rotary);
@@ -127,8 +127,8 @@ static void make_room(Model& m, int threads, int n, int end) {
 }
 
 // Reads the tokens of some sequences, one after another; logits [rows, v] and states [rows, w] of what is wanted of each, in their
-// order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. A model that scores some tokens only says minus infinity of the
-// others, or, where it is `narrow`, nothing of them: logits [rows, scored()]. With `given` [n, w], what layer `first` reads, the pass
+// order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. A model that scores some tokens only gives minus infinity for the
+// others, or, where it is `narrow`, logits [rows, scored()]. With `given` [n, w], what layer `first` reads, the pass
 // begins there. One call at a time for a model.
 static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_t* tokens, float* logits, float* states, int seen = -1,
                  float* inputs = nullptr, bool narrow = false, int first = 0, const float* given = nullptr) {
@@ -196,8 +196,8 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
       }
       for (int i = t; i < num_parts * s.kv_heads; i += threads) {
         const Part& part = parts[i / s.kv_heads];
-        int from = is_last ? part.n - part.rows : 0, told = is_last ? places[i / s.kv_heads] : part.row;
-        attend(m, layer, part, l, i % s.kv_heads, from, told, own);
+        int from = is_last ? part.n - part.rows : 0, to_row = is_last ? places[i / s.kv_heads] : part.row;
+        attend(m, layer, part, l, i % s.kv_heads, from, to_row, own);
       }
       barrier.wait();
       if (!left) break;

@@ -67,10 +67,10 @@ static double at_least(const float* p, int n, float least, std::vector<std::pair
   return sum;
 }
 
-// The likeliest of p [n], in falling order, equal ones in the order of their ids: as many as hold `share` of all; where that is 0
+// The largest of p [n], in falling order, equal ones in the order of their ids: as many as hold `share` of all; where that is 0
 // the first `num`, and those that are equal to the last of them.
 // They are looked for among those of a certain size first: sorting a whole vocabulary takes longer than a small model's pass.
-static void likeliest(const float* p, int n, double share, int num, std::vector<std::pair<float, int32_t>>& found) {
+static void largest_first(const float* p, int n, double share, int num, std::vector<std::pair<float, int32_t>>& found) {
   float top = largest(p, n);
   if (share == 0) {
     at_least(p, n, nth_largest(p, n, num), found);
@@ -94,7 +94,7 @@ static void filter(float* p, int n, const Sampling& s) {
   static thread_local std::vector<std::pair<float, int32_t>> found;
   int most = s.top_k && s.top_k < n ? s.top_k : 0;
   if (!most && s.top_p >= 1.0f) return cut_below(p, n, s.min_p * largest(p, n));
-  likeliest(p, n, most ? 0.0 : s.top_p, most ? most : 1, found);
+  largest_first(p, n, most ? 0.0 : s.top_p, most ? most : 1, found);
   size_t kept = found.size();
   double whole = most ? 0.0 : 1.0, sum = 0;
   for (size_t i = 0; most && i < kept; ++i) whole += found[i].first;
@@ -116,6 +116,6 @@ static void filter(float* p, int n, const Sampling& s) {
 
 // The distribution of logits x [n], which may lie where p does. x is penalised already.
 static void distribution(const float* x, int n, const Sampling& s, float* p) {
-  law(x, n, s.temperature, p);
+  softmax(x, n, s.temperature, p);
   if (s.filters(n)) filter(p, n, s);
 }

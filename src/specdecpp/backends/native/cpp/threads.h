@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <new>
@@ -68,6 +69,16 @@ static void together(int threads, const Work& work) {
     task.work(team.number(), team.size(), *barrier);
   };
   team.parallel(body, &task, unsigned(threads), 0);
+}
+
+// work(i) for each i below num, by so many threads at most.
+template <class Work>
+static void for_each(int threads, int num, const Work& work) {
+  if (num == 1) work(0);
+  else if (num > 1)
+    together(std::min(threads, num), [&](int t, int threads, Barrier&) {
+      for (int i = t; i < num; i += threads) work(i);
+    });
 }
 
 // The thread's share of so many panels.

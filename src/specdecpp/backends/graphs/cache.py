@@ -1,11 +1,8 @@
 """One sequence at fixed addresses: keys and values of every layer, and the work that was recorded over them.
 
-A CUDA graph repeats what was launched once, on the same addresses and with the same shapes. So nothing here grows with the
-text: a pass reads `span` positions of the cache, a power of two, and hides those past its own; where it stands is a number
-on the device. Work comes in few shapes: `WIDTHS` rows, the last of them padding. A padding row stands after the real ones,
-which cannot see it, and what it writes lies past the text, where the next pass overwrites it.
-
-Without a GPU the same work is called instead of replayed.
+A CUDA graph repeats what was launched once, on the same addresses and shapes. A pass reads `span` positions of the cache, a
+power of two, and hides those past its own; it has `WIDTHS` rows, of which the last are padding: real rows do not see them, and
+the next pass overwrites what they write. Without a GPU the same work is called instead of replayed.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.backends.fused import FusedModel
+from specdecpp.backends.graphs.layers import FusedModel
 from specdecpp.backends.lean import Attend, LeanModel
 from specdecpp.errors import BackendError
 
@@ -48,10 +45,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 class Cuda:
-    """CUDA graphs of one device. A graph has `replay` and `pool`, its memory, which dies with the last graph that is in it.
-
-    Tests put a stand-in in this place, which holds `StaticCache` to what the memory of dead graphs forbids.
-    """
+    """CUDA graphs of one device. A graph has `replay` and `pool`, its memory, which dies with the last graph that is in it."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -84,12 +78,8 @@ def graphs_of(device: torch.device) -> Cuda | None:
 
 
 class Program:
-    """Work on fixed tensors: recorded once and replayed on a GPU, called as it is elsewhere.
-
-    `reset` puts its inputs where a rehearsal leaves no trace. `beside` is a program whose memory the graph shares: memory lives
-    as long as its graphs, and a handle of it that outlives them can never be used again, so that none is kept. Raises
-    `BackendError` where the work cannot be recorded.
-    """
+    """Work on fixed tensors: recorded once and replayed on a GPU, called as it is elsewhere. `reset` puts its inputs where a
+    rehearsal leaves no trace; `beside` is a program whose memory the graph shares, which no handle may outlive."""
 
     def __init__(
         self,
@@ -121,17 +111,14 @@ def _rehearse(work: Callable[[], None], reset: Callable[[], object]) -> None:
 
 
 class StaticCache:
-    """Keys and values [kv heads, capacity, head size] of every layer, and the programs that were recorded over them.
-
-    `body` gives the weights. Host and device may both keep count: where a pass starts is an argument on the device, how long
-    the text is is the backend's business.
-    """
+    """Keys and values [kv heads, capacity, head size] of every layer, and the programs that were recorded over them. Where a
+    pass starts is an argument on the device; the length of the text is its `GraphCache`'s."""
 
     def __init__(self, body: LeanModel):
         self.body, self.device = body, body.device
-        self.record: Any = None  # of steps on the device (`steps.device_steps`), made by the first of them
-        self.launches: dict[int, Any] = {}  # what follows a pass there (`steps.device_launches`), likewise
-        self.recording_s = 0.0  # that recording has taken so far, which happens once
+        self.record: Any = None  # `steps.DeviceRecord`, made by the first step
+        self.launches: dict[int, Any] = {}  # `launches.RowKernels`, likewise
+        self.recording_s = 0.0  # seconds of recording so far
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens

@@ -1,15 +1,11 @@
-"""The step on a device: drafting and verification without the host, but for one thing it must know, where drafting stops.
+"""A step on a device: the host launches draft steps, reads where drafting stops, and launches the verdict.
 
     a rule that may stop     launch 1   read flag 1   launch 2   read flag 2 (stop)   launch verify(2)   wait ... verdict
     a fixed length of 3      launch 1   launch 2   launch 3   read flags 1, 2, 3      launch verify(3)   wait ... verdict
 
-Steps may be queued behind one that stops: nothing is drawn by them, for the device knows of the stop (`DraftStep`): that
-drafting ends at k was decided by Y_1..Y_k alone, and the uniform of Y_{k+1} is that of the next draw. The draft tokens are
-those of the host, an adapted stopping of the draft's own process (`policies.protocol`). Nothing but the draft's cache remembers
-such a pass: it has read Y_k, which is rolled back like any other token.
-
-How many are queued depends on the rule and on no clock: a step that reads two tokens has other rounding errors than two steps,
-and a seed is to mean the same answer. On an H200 waiting for a flag takes 10 to 15 us, a pass in vain of a draft of 300 MB 120.
+Draft steps that are queued behind a stop draw nothing (`steps.DraftStep`): their passes read the last draft token again, which
+is rolled back. How many are queued depends on the rule and on no clock, so that a seed gives the same answer: a pass over two
+tokens rounds otherwise than two passes.
 """
 
 from collections.abc import Sequence
@@ -20,10 +16,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from specdecpp.backends import Model
-from specdecpp.backends.device_launches import RowKernels, has_kernels
-from specdecpp.backends.device_steps import END, MOST, DeviceRecord, DraftStep, Judge, VerdictStep
-from specdecpp.backends.graphs import GraphCache, GraphModel
-from specdecpp.backends.static_cache import WIDTHS, Program, StaticCache, bucket
+from specdecpp.backends.graphs.cache import WIDTHS, Program, StaticCache, bucket
+from specdecpp.backends.graphs.launches import RowKernels, has_kernels
+from specdecpp.backends.graphs.model import GraphCache, GraphModel
+from specdecpp.backends.graphs.steps import END, MOST, DeviceRecord, DraftStep, Judge, VerdictStep
 from specdecpp.head import Calibration
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Rule, Stop
@@ -39,20 +35,19 @@ _JUDGED = (9, WIDTHS[-1])
 
 
 def record_passes(target: Model, draft: Model) -> bool:
-    """Record what steps of a pair will need, when it is loaded: passes of the target by width, and of the draft, over texts of
-    common lengths. What follows them is recorded for each way of sampling, which takes little. Tells whether both were."""
-    of = [(backend, widths) for backend, widths in ((target, WIDTHS), (draft, WIDTHS[:2])) if isinstance(backend, GraphModel)]
-    return [backend.record(widths, _COMMON) for backend, widths in of] == [True, True]
+    """Record the passes that steps of a pair need, when it is loaded. Tells whether both models are recorded."""
+    both = (target, WIDTHS), (draft, WIDTHS[:2])
+    return [model.record(widths, _COMMON) for model, widths in both if isinstance(model, GraphModel)] == [True, True]
 
 
 def steps_ahead(least: Sequence[float], limit: int) -> int:
-    """Steps that are queued before the flag of one is read: all of them where only the end of the text can stop, else none."""
+    """Draft steps that are queued before the flag of one is read: all where only the end of the text can stop, else none."""
     return 0 if any(floor > -torch.inf for floor in least[1:limit]) else limit
 
 
 class Device:
     """Takes requests whose models are both `GraphModel`s on one device. A policy that has to be asked draft token by draft
-    token, a verification or a way to judge of somebody's own, and a step of more than 32 draft tokens are the host's."""
+    token, another verification or way to judge, and a step of more than 32 draft tokens are run by the host."""
 
     has_batches = False
 
@@ -203,10 +198,7 @@ class _DeviceSteps:
         return self._target.length
 
     def _verify(self, limit: int, num: int) -> tuple[int, int]:
-        """One target pass over the last token and the draft tokens, and the acceptance test: (accepted, next token).
-
-        Waits for the device: the one time in a step that its queue runs empty.
-        """
+        """One target pass over the last token and the draft tokens, and the acceptance test: (accepted, next token)."""
         record, cache = self.record, self._target.static
         width, span = bucket(num + 1), self._target.make_room(self._target.length + limit + 1)
         read, judge = cache.pass_over(width, span), self._verdict(num)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinds import CACHE, KINDS, model_of
+from kinds import CACHE, KINDS, full_pass, model_of
 from transformers import AutoModel, DynamicCache, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 from transformers.cache_utils import DynamicLayer
 
@@ -21,14 +21,6 @@ EXACT_KINDS = [kind for kind in KINDS if kind != "mixtral"]
 
 # A step: how many tokens to cut (capped by what is there), and which to append then.
 STEPS = st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 63), min_size=1, max_size=5)), min_size=1, max_size=8)
-
-
-@torch.inference_mode()
-def full_pass(model: Any, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [T, V] and last hidden states after the final norm [T, D] of one pass without a cache."""
-    inputs = torch.tensor([tokens])
-    hidden = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
-    return model(input_ids=inputs, use_cache=False).logits[0], hidden[0]
 
 
 def check_steps(model: Any, backend: Any, steps: list[tuple[int, list[int]]], tolerance: float) -> None:
@@ -184,19 +176,6 @@ def test_a_pass_that_failed_is_cut_off(layer: int) -> None:
 def test_max_length_comes_from_the_config(kind: str, config: dict[str, Any], expected: int | None) -> None:
     """Catches a context limit that is missed (crash past the end) or invented, whatever the config calls it."""
     assert EagerModel(tiny_model(kind, **config)).max_length == expected
-
-
-def test_the_context_ends_before_longrope_changes_its_angles() -> None:
-    """Catches a cache that mixes keys of both angle tables: past the original length the model rotates all keys anew."""
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "original_max_position_embeddings": 16,
-        "short_factor": [1.0] * 4,
-        "long_factor": [2.0] * 4,
-    }
-    model = tiny_model("phi3", max_position_embeddings=64, original_max_position_embeddings=16, rope_parameters=rope)
-    assert EagerModel(model).max_length == 16
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])

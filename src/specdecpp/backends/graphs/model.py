@@ -1,12 +1,7 @@
-"""Known families on a GPU: every pass is a CUDA graph over static caches.
+"""Models whose passes are CUDA graphs over static caches: steps are 2.4 to 8 times as quick as those of `LeanModel` on an H100
+(benchmarks/results/gpu.json). Long prompts are read by `LeanModel`'s passes.
 
-A small model's step on a GPU is bound by launching its kernels one by one, and a graph launches all of them at once: steps
-are 2.4 to 8 times as quick as those of `LeanModel` on an H100 (benchmarks/results/gpu.json). The passes are those of
-`LeanModel`, which reads long prompts for this backend too, with kernels of our own between the products (`fused`);
-`static_cache` says how they are recorded.
-
-Two such backends on one device can do a whole step there (`steps.device`). On a CPU the same code runs without being
-recorded, on more positions than `LeanModel` reads: that is for tests.
+On a CPU the same code runs without being recorded, for tests.
 """
 
 import weakref
@@ -17,19 +12,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.backends.fused import fused
+from specdecpp.backends.graphs.cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
+from specdecpp.backends.graphs.layers import fused
 from specdecpp.backends.lean import LeanCache, LeanModel
-from specdecpp.backends.static_cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
 
 _SHARE = 1 / 32
 """Share of the free memory that one cache may take in advance."""
 
 
 class GraphCache(LeanCache):
-    """One sequence of a `GraphModel`, in a static cache.
-
-    That goes back to a common store when this is gone, with what was recorded over it: the next request records nothing anew.
-    """
+    """One sequence of a `GraphModel`, in a static cache: it goes to the next request with what was recorded over it."""
 
     model: "GraphModel"
 
@@ -52,10 +44,8 @@ class GraphCache(LeanCache):
         self.length += num_tokens
 
     def make_room(self, length: int) -> int:
-        """Room for a text of this length; the span that a pass reads which ends there.
-
-        The span depends on the text only, not on what the cache held before, so that a seed gives the same bits again.
-        """
+        """Room for a text of this length; the span that a pass reads which ends there: it depends on the text only, so that a
+        seed gives the same bits again."""
         static, span = self.static, span_of(length)
         if span > static.capacity:
             static.forget()
@@ -65,12 +55,7 @@ class GraphCache(LeanCache):
 
 
 class GraphModel(LeanModel):
-    """A model of a known family whose passes are CUDA graphs. See `backends.Backend` for the contract.
-
-    Raises `BackendError` for a model outside the families, and where its logits are not those of transformers.
-
-    >>> cache = GraphModel(model.to("cuda")).new_cache()            # doctest: +SKIP
-    """
+    """A model of a known family. Raises `BackendError` for another, and where its logits are not those of transformers."""
 
     manner: ClassVar[str] = "in CUDA graphs"
 
@@ -92,8 +77,8 @@ class GraphModel(LeanModel):
 
     @torch.inference_mode()
     def record(self, widths: Sequence[int], length: int) -> bool:
-        """Record passes of these widths over texts up to this length, on the cache of the next request: recorded when they are
-        first needed they would hold a request up. Tells whether there are any: nothing is recorded on a CPU."""
+        """Record passes of these widths over texts up to this length, on the cache of the next request. Tells whether there are
+        any: nothing is recorded on a CPU."""
         other = self.new_cache()
         if not other.static.is_recorded:
             return False
@@ -118,8 +103,8 @@ class GraphModel(LeanModel):
         return static.logits[n - rows : n].clone(), static.hidden[n - rows : n].clone()
 
     def reserved(self) -> int:
-        """Positions of the whole context, where they take a small share of the memory that is free: growing throws away what
-        was recorded, which takes seconds to record anew. 0 where they do not."""
+        """Positions of the whole context, where they take a small share of the free memory, else 0: growing throws away what
+        was recorded."""
         span = span_of(self.max_length or 0)
         num_bytes = 2 * len(self._layers) * self._kv_heads * span * self._head_size * self._embedding.element_size()
         return span if num_bytes <= _SHARE * free_bytes(self.device) else 0

@@ -1,6 +1,5 @@
-// The halves of a step as one call each, for one request or several: `propose` draws draft tokens until a floor is undercut, `verify` tests
-// them. Pieces of prompts may be read in the same passes, of which nothing is drawn or tested. What becomes of a request does not depend
-// on the others, to the bit.
+// The halves of a step: `propose` draws draft tokens until evidence falls below a floor, `verify` tests them. Requests share passes, and
+// pieces of prompts are read in them; the bits of a request do not depend on the others.
 
 #pragma once
 
@@ -24,32 +23,35 @@ enum { NOTHING, LAST_Q, PRODUCT_OF_Q, NEGATIVE_ENTROPY, SURVIVAL };  // the evid
 enum { ON, STOPPED, ENDED };
 enum { TOKEN, BLOCK, COMPARE };  // verifications
 
-// What a half step is told and says. With a `limit` of 0 the draft reads `unread`, with a `num` of -1 the target reads `tokens`: no more.
+// Inputs and outputs of native_propose. With a `limit` of 0 the draft only reads `unread`.
 struct Drafting {
   const int64_t *unread, *ends;
   const double *uniforms, *least;
   const Head* head;
-  int64_t* tokens;            // said: the draft tokens,
-  float* rows;                // [limit, v] q or, greedily, logits,
-  double *confidence, *accept;  // q of each and what the head expects of it,
-  double forward_s, head_s;   // seconds, those of a pass shared by rows,
-  double value;               // the evidence,
-  double bias, slope;         // of the score that estimates are read with, where there is one
-  int32_t why;                // and why drafting stopped
+  // Outputs:
+  int64_t* tokens;              // draft tokens
+  float* rows;                  // [limit, v] q or, greedily, logits
+  double *confidence, *accept;  // q of each, and the probability that it is accepted
+  double forward_s, head_s;     // seconds; those of a pass are shared by rows
+  double value;                 // evidence
+  double bias, slope;           // input: the score that estimates are read with, where there is one
+  int32_t why;                  // output: ON, STOPPED or ENDED
   int32_t num_unread, num_ends, start, limit, evidence, judges_by_q, scores;
   Sampling sampling;
 };
+// Inputs and outputs of native_verify. With a `num` of -1 the target only reads `tokens`.
 struct Verifying {
-  const int64_t* tokens;   // those the target has not read and the draft tokens
+  const int64_t* tokens;   // those the target has not read, then the draft tokens
   const double* uniforms;  // one for each draft token, and one for the token that follows
   const float* q;
+  // Outputs:
   float *logits, *states;  // [num + 1, v], [num + 1, w]
-  float* raw;              // the logits again, as they were before sampling; null where nobody asks
-  double* overlaps;        // [num] said by the ratio test of each draft token tested, null where nobody asks: how likely one drawn from q passes
-  int64_t next;            // said
+  float* raw;              // the logits before sampling, or null
+  double* overlaps;        // [num] sum min(p, q) of each draft token that the ratio test looked at, or null
+  int64_t next;
   double forward_s;
   int32_t num_accepted;
-  int32_t num_tokens, num, start, verification;
+  int32_t num_tokens, num, start, verification;  // inputs
   Sampling sampling;
 };
 
@@ -119,31 +121,31 @@ struct Drawing {
     d.head_s += now() - started;
   }
 
-  // The next draft token, of the logits [size] and the state that the draft's pass over `pending` has said. The logits may be `row()`.
-  void draws(float* said, const float* state) {
+  // Draws the next draft token from the logits x [size] after `pending`, which may be `row()`.
+  void draws(float* x, const float* state) {
     static thread_local std::vector<float> held;
     if (d.head && d.head->lags && num) judge(num - 1, state);
-    bool needs_law = is_drawn || reads_q;
-    if (needs_law && (ids || !is_drawn)) held.resize(size);
+    bool needs_q = is_drawn || reads_q;
+    if (needs_q && (ids || !is_drawn)) held.resize(size);
     float* p = ids || !is_drawn ? held.data() : row();
-    penalise(said, size, d.sampling, ids);
+    penalise(x, size, d.sampling, ids);
     double q = 1.0;
     int64_t place;
     if (is_drawn) {
-      distribution(said, size, d.sampling, p);
+      distribution(x, size, d.sampling, p);
       place = draw(p, size, d.uniforms[num]);
     } else {
-      place = argmax(said, size);
-      if (reads_q) law(said, size, 1.0f, p);
+      place = argmax(x, size);
+      if (reads_q) softmax(x, size, 1.0f, p);
     }
-    if (needs_law) q = p[place];
-    if (ids) m.widen(is_drawn ? p : said, is_drawn ? 0.0f : -INFINITY, row());
-    else if (!is_drawn && said != row()) std::copy(said, said + size, row());
+    if (needs_q) q = p[place];
+    if (ids) m.widen(is_drawn ? p : x, is_drawn ? 0.0f : -INFINITY, row());
+    else if (!is_drawn && x != row()) std::copy(x, x + size, row());
     int64_t& token = d.tokens[num];
     token = ids ? ids[place] : place;
     d.confidence[num] = q;
     scalars[LOG_Q] = float(std::log(std::max(q, 1e-30))), scalars[DEPTH] = float(num + 1);
-    if (spreads) spread(said, p, size, is_drawn ? 1.0f / d.sampling.temperature : 1.0f, scalars + ENTROPY, scalars + GAP);
+    if (spreads) spread(x, p, size, is_drawn ? 1.0f / d.sampling.temperature : 1.0f, scalars + ENTROPY, scalars + GAP);
     if (d.evidence == LAST_Q) d.value = q;
     if (d.evidence == PRODUCT_OF_Q) d.value *= q;
     if (d.evidence == NEGATIVE_ENTROPY) d.value = -scalars[ENTROPY];
@@ -154,8 +156,8 @@ struct Drawing {
   }
 };
 
-// Draft tokens of some requests, a pass of the draft for all that go on; how many of each. Pieces of prompts are read in the first.
-static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
+// Draft tokens of `count` requests, a pass of the draft for all that go on; how many each has goes to `nums`.
+extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
   const Shape& s = m->s;
   static thread_local std::vector<float> logits, states;
   static thread_local std::vector<int64_t> tokens;
@@ -179,32 +181,28 @@ static void propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, in
     logits.resize(num * size), states.resize(size_t(num) * s.width);
     double started = now();
     bool is_row = num == 1 && !on[0]->is_drawn && !on[0]->ids;  // they are what is wanted
-    float* said = is_row ? on[0]->row() : logits.data();
-    pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), said, states.data(), -1, nullptr, true);
+    float* x = is_row ? on[0]->row() : logits.data();
+    pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), x, states.data(), -1, nullptr, true);
     double row_s = (now() - started) / tokens.size();
-    auto one = [&, said, state = states.data()](int i) {
+    auto one = [&, x, state = states.data()](int i) {
       on[i]->d.forward_s += on[i]->n * row_s;
-      on[i]->draws(said + i * size, state + size_t(i) * s.width);
+      on[i]->draws(x + i * size, state + size_t(i) * s.width);
     };
-    if (num == 1) one(0);
-    else if (num)
-      together(std::min(threads, num), [&](int t, int threads, Barrier&) {
-        for (int i = t; i < num; i += threads) one(i);
-      });
+    for_each(threads, num, one);
   }
   for (int i = 0; i < count; ++i) nums[i] = all[i].num;
 }
 
-// sum min(p, scale q).
-static double overlap(const float* p, const float* q, int n, float scale = 1.0f) {
+// sum min(p, q).
+static double overlap(const float* p, const float* q, int n) {
   Vec sum{};
   int i = 0;
   for (; i + LANES <= n; i += LANES) {
-    Vec a = at(p + i), b = at(q + i) * scale;
+    Vec a = at(p + i), b = at(q + i);
     sum += a < b ? a : b;
   }
   double mass = total(sum);
-  for (; i < n; ++i) mass += std::min(p[i], q[i] * scale);
+  for (; i < n; ++i) mass += std::min(p[i], q[i]);
   return mass;
 }
 
@@ -222,7 +220,7 @@ static double residual(const float* p, const float* q, float w, int n, float* re
 }
 
 // How many of the draft tokens are accepted, and the token that follows; p of every row they need is made of its logits.
-static int accepted(const Verifying& v, const int64_t* candidates, int vocab, int64_t* next) {
+static int accepted(const Verifying& v, const int64_t* drafted, int vocab, int64_t* next) {
   const float* q = v.q;
   int count = 0;
   float w = 1.0f, carry = 1.0f;
@@ -237,11 +235,11 @@ static int accepted(const Verifying& v, const int64_t* candidates, int vocab, in
   };
   float* p = row(0);
   for (int i = 0; i < v.num; ++i, q += vocab) {
-    if (v.verification == COMPARE && (*next = draw(p, vocab, v.uniforms[i])) != candidates[i]) return count;
-    float ratio = v.verification == COMPARE ? 1.0f : p[candidates[i]] / q[candidates[i]];
+    if (v.verification == COMPARE && (*next = draw(p, vocab, v.uniforms[i])) != drafted[i]) return count;
+    float ratio = v.verification == COMPARE ? 1.0f : p[drafted[i]] / q[drafted[i]];
     if (v.verification == TOKEN && v.overlaps) v.overlaps[i] = overlap(p, q, vocab);
     if (v.verification == TOKEN && !(v.uniforms[i] < ratio)) break;
-    seen.add(candidates[i]);
+    seen.add(drafted[i]);
     p = row(i + 1);
     if (v.verification != BLOCK) {
       ++count;
@@ -261,18 +259,18 @@ static int accepted(const Verifying& v, const int64_t* candidates, int vocab, in
 }
 
 // The same at temperature 0.
-static int agreed(const Verifying& v, const int64_t* candidates, int vocab, int64_t* next) {
+static int agreed(const Verifying& v, const int64_t* drafted, int vocab, int64_t* next) {
   Seen seen(v.sampling);
-  for (int i = 0;; seen.add(candidates[i++])) {
+  for (int i = 0;; seen.add(drafted[i++])) {
     float* row = v.logits + size_t(i) * vocab;
     penalise(row, vocab, v.sampling);
     *next = argmax(row, vocab);
-    if (i == v.num || *next != candidates[i]) return i;
+    if (i == v.num || *next != drafted[i]) return i;
   }
 }
 
-// The target's pass over the draft tokens of some requests, and the test of `verify`.
-static void verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) {
+// The target's pass over the draft tokens of some requests, and their acceptance tests.
+extern "C" void native_verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) {
   size_t vocab = m->s.vocab, width = m->s.width;
   static thread_local std::vector<float> logits, states;
   static thread_local std::vector<int64_t> tokens;
@@ -296,8 +294,5 @@ static void verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, in
     if (v.raw) std::copy(v.logits, v.logits + size_t(v.num + 1) * vocab, v.raw);
     v.num_accepted = (v.sampling.temperature > 0 ? accepted : agreed)(v, v.tokens + v.num_tokens - v.num, int(vocab), &v.next);
   };
-  if (count == 1) return one(0);
-  together(std::min(threads, count), [&](int t, int threads, Barrier&) {
-    for (int i = t; i < count; i += threads) one(i);
-  });
+  for_each(threads, count, one);
 }

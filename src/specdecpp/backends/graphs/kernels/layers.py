@@ -4,8 +4,7 @@
     rotate   norms of single heads, angles of part of a head; keys and values go into the cache
     attend   attention to portions of the text, which `combine` puts together
 
-Numbers are loaded in the type of the model, worked on in float32 and stored in the type of the model. Where the text ends is
-read from the device, so that all of this can be recorded (`static_cache`). IS_EARLY: see `products`.
+Arithmetic is in float32. Where the text ends is read from the device, so that all can be recorded. IS_EARLY: `products`.
 
 Sources: RMSNorm, Zhang and Sennrich 2019; rotary embeddings, Su et al. 2021; attention in portions of the text that are put
 together afterwards, Flash-Decoding, Dao et al. 2023.

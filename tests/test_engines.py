@@ -1,112 +1,55 @@
-"""One table for all engines: the same plans, the same uniforms, the same results, alone and in batches."""
+"""Engines give what the host gives, by the same uniforms, alone and in batches: the table of `engine_cases`, and what is the
+host's."""
 
 import ctypes
 import gc
 import itertools
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from distributions import finish, unchecked
-from policies_list import EXAMPLES, heads_for, policies
+from engine_cases import BATCHES, CASES, ENGINES, HEADS, MANNERS, RULES, VOCAB, Models, models_of
+from kinds import needs_compiler
 from torch import Tensor
 
 from specdecpp import Decoder, Pair, Sampling
-from specdecpp.backends import GraphModel, NativeModel, native
-from specdecpp.backends.device import Device
-from specdecpp.backends.device_verification import block_verdict, compare_verdict, greedy_verdict, token_verdict
+from specdecpp.backends import LeanModel, native
+from specdecpp.backends.graphs.engine import Device
+from specdecpp.backends.graphs.verdicts import block_verdict, compare_verdict, greedy_verdict, token_verdict
 from specdecpp.backends.native import Filters, Verifying
 from specdecpp.backends.native.library import library
-from specdecpp.backends.native.steps import Native
 from specdecpp.cli.common import kind_of
-from specdecpp.lab import (
-    AutoOff,
-    Bandit,
-    Heuristic,
-)
-from specdecpp.lab.lossy import Fuzzy, Lossy
 from specdecpp.metrics import Step
-from specdecpp.policies import Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
+from specdecpp.policies import CumulativeConfidence, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.policy_spec import VERIFICATION_NAMES
-from specdecpp.sampling import probabilities, streams
+from specdecpp.sampling import probabilities
 from specdecpp.scheduler import step
 from specdecpp.serving.schema import Speculative
 from specdecpp.session import Session
 from specdecpp.step import Host, Result
-from specdecpp.testing import Enumerator, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.testing import Enumerator, tiny_model, tiny_tokenizer
 from specdecpp.verify import (
     BlockVerification,
     CompareVerification,
     GreedyVerification,
     TokenVerification,
     Verdict,
-    at,
     verifications,
 )
 
-needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
-KINDS = [pytest.param("native", marks=needs_compiler), "device"]
-COSTS = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.1, 5: 1.4, 9: 2.0})
-CHEAP = Costs(draft_s=0.15, passes={1: 1.0, 5: 1.2})
-VOCAB = 71  # not a multiple of a register
+
+def marked(kind: str, *case: str) -> Any:
+    return pytest.param(kind, *case, marks=needs_compiler if kind == "native" else ())
 
 
-class Models:
-    """A tiny target and draft: compiled in float32, or as graphs in float64."""
-
-    def __init__(self, kind: str, *, vocab_size: int = VOCAB, noise: float = 0.4, **config: Any):
-        target = tiny_model("llama", seed=1, head_dim=16, vocab_size=vocab_size, **config)
-        made: Any = (lambda m: NativeModel(m, num_threads=1)) if kind == "native" else (lambda m: GraphModel(m.double()))
-        self.kind, (self.target, self.draft) = kind, (made(m) for m in (target, tiny_draft(target, noise=noise)))
-
-    def session(
-        self, policy: Policy, sampling: Sampling, verification: str | Lossy = "token", *, seed: int = 0, **more: Any
-    ) -> Session:
-        if isinstance(verification, str):
-            named = verifications()["greedy" if sampling.is_greedy and verification != "compare" else verification]
-        else:
-            named, more = at(sampling, verification), more | {"lossless": False}
-        options = {"prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": (7, 11, 30)} | more
-        return Session(
-            target=self.target.new_cache(),
-            draft=self.draft.new_cache(),
-            policy=policy,
-            verification=named,
-            sampling=sampling,
-            randomness=streams(seed, draw=getattr(self.draft, "draw", None)),
-            **options,
-        )
+KINDS = [marked("native"), "device"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def models(request: pytest.FixtureRequest) -> Models:
     return models_of(request.param)
-
-
-def engine_of(kind: str) -> type:
-    return {"native": Native, "device": Device, "host": Host}[kind]
-
-
-HEADS = heads_for(32, VOCAB, scale=0.6)
-POLICIES = policies(HEADS, 6, fused_only=True)
-MANNERS: dict[str, tuple[Sampling, str]] = {
-    "greedy": (Sampling(temperature=0.0), "token"),
-    "greedy, compare": (Sampling(temperature=0.0), "compare"),
-    "plain": (Sampling(), "token"),
-    "warm": (Sampling(temperature=1.7), "token"),
-    "block": (Sampling(temperature=1.3), "block"),
-    "compare": (Sampling(temperature=1.3), "compare"),
-    "top-p": (Sampling(temperature=1.2, top_p=0.9), "token"),
-    "top-p, block": (Sampling(top_p=0.8), "block"),
-    "top-k": (Sampling(temperature=1.7, top_k=7), "token"),
-    "min-p": (Sampling(temperature=1.4, min_p=0.05), "token"),
-    "penalty": (Sampling(temperature=1.1, repetition_penalty=1.4), "token"),
-    "penalty, greedy": (Sampling(temperature=0.0, repetition_penalty=1.4), "token"),
-    "penalty, compare": (Sampling(repetition_penalty=1.4), "compare"),
-    "all": (Sampling(temperature=1.1, top_k=40, top_p=0.97, min_p=0.002, repetition_penalty=1.05), "block"),
-}
 
 
 # --- the same as the host --------------------------------------------------------------------------------------------------
@@ -142,51 +85,35 @@ def same(own: list[Session], hosts: list[Session]) -> list[Step]:
     return steps
 
 
-EVERY = [
-    pytest.param(kind, policy, manner, marks=needs_compiler if kind == "native" else ())
-    for kind in ("native", "device")
-    for i, policy in enumerate(POLICIES)
-    for j, manner in enumerate(MANNERS)
-    if (i + j) % 3 == 0 or (kind == "native" and manner in ("greedy", "plain", "block"))
-]
-"""Engines, rules, and ways to sample and verify: a third of the pairs, and by compiled code each rule in three plain ways."""
-models_of = cache(Models)
-
-
-@pytest.mark.parametrize(("kind", "policy", "manner"), EVERY)
-def test_rounds_are_those_of_the_host(kind: str, policy: str, manner: str) -> None:
+@pytest.mark.parametrize(("kind", "policy", "manner"), [marked(*case) for case in CASES])
+def test_steps_are_those_of_the_host(kind: str, policy: str, manner: str) -> None:
     """Catches another token, stop, estimate or verdict than the host's, a uniform that is used twice or not at all, and a
     cache that holds one token more or less; in a batch of three also a row, a uniform, a stop or a rollback of another request.
     Watched and unwatched."""
-    models, rule, (sampling, verification) = models_of(kind), POLICIES[policy], MANNERS[manner]
+    models, rule, (sampling, verification) = models_of(kind), RULES[policy], MANNERS[manner]
     drafted, ended = set(), set()
     with unchecked():
-        for seeds in ([0, 1, 2], [3]) if kind == "native" else ([0], [1]):
+        for seeds in BATCHES[kind]:
             more = {} if kind == "native" else {"max_tokens": 24}
-            own, hosts = ([models.session(rule, sampling, verification, seed=seed, **more) for seed in seeds] for _ in range(2))
-            assert {type(session.engine) for session in own} == {engine_of(kind)}
-            for session in hosts:
-                session.engine = Host()
+            own, hosts = (
+                [models.session(rule, sampling, verification, seed=seed, by_host=by_host, **more) for seed in seeds]
+                for by_host in (False, True)
+            )
+            assert {type(session.engine) for session in own} == {ENGINES[kind]}
             if 1 in seeds:
                 own[seeds.index(1)].watch = lambda plan, result: None
             drafted |= {r.num_drafted for r in same(own, hosts)}
             ended |= {session.finish_reason for session in own}
     if kind == "native" and manner in ("plain", "block"):
-        assert not EXAMPLES[policy].looks or len(drafted) > 1
+        assert policy in ("none", "fixed") or len(drafted) > 1
         assert "eos" in ended
-
-
-@needs_compiler
-def test_a_verification_that_compiled_code_does_not_know_is_the_hosts() -> None:
-    """Catches a lossy answer by the code of another verification."""
-    assert type(models_of("native").session(Fixed(k=3), MANNERS["warm"][0], Fuzzy(0.15), ends=()).engine) is Host
 
 
 @pytest.mark.parametrize("manner", ["greedy", "plain", "block", "all"])
 @pytest.mark.parametrize("policy", ["none", "cumulative", "cost-aware", "specdecpp-deep"])
 def test_watching_changes_nothing_and_sees_what_the_host_sees(policy: str, manner: str, models: Models) -> None:
     """Catches logprobs or details that change the answer of a seed, and rows of another step, draft token or model."""
-    rule, (sampling, verification) = POLICIES[policy], MANNERS[manner]
+    rule, (sampling, verification) = RULES[policy], MANNERS[manner]
     plain, own, hosts = (models.session(rule, sampling, verification, seed=5) for _ in range(3))
     hosts.engine = Host()
     seen: dict[str, list[Result]] = {"own": [], "hosts": []}
@@ -211,8 +138,9 @@ def test_a_rule_that_drops_its_last_candidate(models: Models) -> None:
     drafted = set()
     with unchecked():
         for seed, (sampling, verification) in itertools.product(range(3), [MANNERS["greedy"], MANNERS["compare"]]):
-            own, hosts = (models.session(rule, sampling, verification, seed=seed, ends=()) for _ in range(2))
-            hosts.engine = Host()
+            own, hosts = (
+                models.session(rule, sampling, verification, seed=seed, ends=(), by_host=by_host) for by_host in (False, True)
+            )
             drafted |= {r.num_drafted for r in same([own], [hosts])}
     assert {0, 1} <= drafted
 
@@ -220,8 +148,7 @@ def test_a_rule_that_drops_its_last_candidate(models: Models) -> None:
 def test_evidence_that_equals_its_threshold_is_enough(models: Models) -> None:
     """Catches a stop where q is as large as the rule asks for, here or on the host: so cold that every q is 1."""
     rule, sampling = MaxConfidence(threshold=1.0, max_tokens=4), Sampling(temperature=1e-4)
-    own, hosts = (models.session(rule, sampling, seed=2, ends=()) for _ in range(2))
-    hosts.engine = Host()
+    own, hosts = (models.session(rule, sampling, seed=2, ends=(), by_host=by_host) for by_host in (False, True))
     assert [max(r.num_drafted for r in finish(session)) for session in (own, hosts)] == [4, 4]
 
 
@@ -230,8 +157,7 @@ def test_what_a_draft_has_read_is_not_read_again(kind: str) -> None:
     """Catches a draft that is taken to have read less than it has, which no token shows: steps accepted whole, one after the
     other."""
     models = models_of(kind, noise=0.02)
-    own, hosts = (models.session(Fixed(k=2), Sampling(), seed=2, ends=()) for _ in range(2))
-    hosts.engine = Host()
+    own, hosts = (models.session(Fixed(k=2), Sampling(), seed=2, ends=(), by_host=by_host) for by_host in (False, True))
     with unchecked():
         steps = same([own], [hosts])
     assert any(a.num_accepted == b.num_accepted == 2 for a, b in itertools.pairwise(steps))
@@ -251,8 +177,9 @@ def test_engines_may_take_turns(models: Models) -> None:
 def test_a_draft_that_has_read_nothing_catches_up(models: Models) -> None:
     """Catches a long text that a model reads in front of its first draft token with the wrong position."""
     prompt = [3 + i % 60 for i in range(200)]
-    own, hosts = (models.session(Fixed(k=3), Sampling(), seed=1, prompt=prompt, ends=()) for _ in range(2))
-    hosts.engine = Host()
+    own, hosts = (
+        models.session(Fixed(k=3), Sampling(), seed=1, prompt=prompt, ends=(), by_host=by_host) for by_host in (False, True)
+    )
     for session in (own, hosts):
         session.prefill()
         session.draft.rollback(0)
@@ -318,7 +245,7 @@ def verdict(backend: Any, tokens: list[int], q: Tensor, uniforms: Tensor, **how:
 @pytest.mark.parametrize("num", [0, 1, 3])
 def test_the_verdict_as_a_function_of_uniforms(num: int) -> None:
     """Catches a wrong row, uniform, residual or bonus, draft token by draft token: the functions it is compared with have their
-    distribution integrated in test_device_drafting.py. Rows of q that are far from p, so that every outcome occurs."""
+    distribution integrated in test_graph_steps.py. Rows of q that are far from p, so that every outcome occurs."""
     models, generator = Models("native"), torch.Generator().manual_seed(num)
     context, seen = [3, 5, 2, 9, 4], set()
     for _ in range(150):
@@ -397,12 +324,11 @@ class Alone:
 
 
 def test_a_rule_of_ones_own_is_asked(models: Models) -> None:
-    """Catches thresholds of a base class that are followed although a subclass stops otherwise, also inside another rule."""
-    for policy in (Stubborn(), AutoOff(policy=Stubborn(), patience=99), Bandit(arms=(Stubborn(), Stubborn()))):
-        session = models.session(policy, Sampling(), ends=())
-        session.prefill()
-        outcome = session.step()
-        assert (outcome.num_drafted, outcome.stop_reason) == (4, "mine")
+    """Catches thresholds of a base class that are followed although a subclass stops otherwise."""
+    session = models.session(Stubborn(), Sampling(), ends=())
+    session.prefill()
+    outcome = session.step()
+    assert (outcome.num_drafted, outcome.stop_reason) == (4, "mine")
 
 
 def test_a_judge_of_ones_own_is_honoured(models: Models) -> None:
@@ -429,16 +355,7 @@ def test_an_estimate_of_ones_own_is_honoured(models: Models) -> None:
 def test_a_verification_of_ones_own_is_called(verification: Any, models: Models) -> None:
     """Catches a subclass that is taken for its base (it was, on the device), and one that has to inherit."""
     Picky.num_calls = 0
-    session = Session(
-        target=models.target.new_cache(),
-        draft=models.draft.new_cache(),
-        policy=Fixed(k=2),
-        verification=verification,
-        sampling=Sampling(),
-        prompt=[3, 5],
-        max_tokens=9,
-        randomness=streams(0),
-    )
+    session = models.session(Fixed(k=2), Sampling(), verification, max_tokens=9)
     num_steps = len(finish(session))
     assert Picky.num_calls == num_steps > 0
 
@@ -446,24 +363,18 @@ def test_a_verification_of_ones_own_is_called(verification: Any, models: Models)
 def test_what_is_left_to_the_host(models: Models) -> None:
     """Catches a request that an engine decodes as something it is not, and a refusal without a reason."""
     request = models.session(CumulativeConfidence(), Sampling())._request
-    engine = engine_of(models.kind)()
+    engine = ENGINES[models.kind]()
     assert engine.refusal(request) is None
     others: dict[str, dict[str, Any]] = {
-        "models": {"target": tiny_lean()},
+        "models": {"target": LeanModel(tiny_model("llama", seed=1)).new_cache()},
         "randomness": {"randomness": (Enumerator([]), Enumerator([]))},
         "Picky": {"verification": Picky()},
         "GreedyVerification": {"verification": GreedyVerification()},
         "TokenVerification": {"sampling": Sampling(temperature=0.0)},
-        "Mine": {"policy": AutoOff(policy=Mine(head=HEADS.ahead))},
+        "Mine": {"policy": Mine(head=HEADS.ahead)},
     }
     for word, change in others.items():
         assert word in engine.refusal(replace(request, **change))
-
-
-def tiny_lean() -> Any:
-    from specdecpp.backends import LeanModel
-
-    return LeanModel(tiny_model("llama", seed=1)).new_cache()
 
 
 def test_a_seed_means_the_same_answer_on_every_engine() -> None:
@@ -474,8 +385,8 @@ def test_a_seed_means_the_same_answer_on_every_engine() -> None:
         texts = []
         for kind in kinds:
             models = Models(kind)
-            for engine in (engine_of(kind)(), Host()):
-                session = models.session(POLICIES[policy], Sampling(temperature=0.8), verification, seed=11)
+            for engine in (ENGINES[kind](), Host()):
+                session = models.session(RULES[policy], Sampling(temperature=0.8), verification, seed=11)
                 session.engine = engine
                 with unchecked():
                     finish(session)
@@ -489,7 +400,7 @@ def test_block_verification_after_a_wider_round() -> None:
     pair = Pair(target=models.target, draft=models.draft, tokenizer=tiny_tokenizer())
     widths = set()
     for seed in range(4):
-        decoder = Decoder(pair, policy=Heuristic(start_tokens=12), verification=BlockVerification())
+        decoder = Decoder(pair, policy=CumulativeConfidence(threshold=0.2, max_tokens=16), verification=BlockVerification())
         with unchecked():
             answer = decoder.generate([3, 5, 9], max_tokens=40, seed=seed, ignore_eos=True)
         assert len(answer.tokens) == 40

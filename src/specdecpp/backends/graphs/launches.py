@@ -1,4 +1,4 @@
-"""The launches of `device_draws` and `device_verdicts` over rows of one vocabulary, and the memory that they share."""
+"""Launches of `kernels.draws` and `kernels.verdicts` over rows of one vocabulary, and the memory that they share."""
 
 from importlib import import_module
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.backends.fused import FusedModel
-from specdecpp.backends.static_cache import StaticCache
+from specdecpp.backends.graphs.cache import StaticCache
+from specdecpp.backends.graphs.layers import FusedModel
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.sampling import Sampling
@@ -32,8 +32,8 @@ class RowKernels:
     """
 
     def __init__(self, logits: Float[Tensor, "W V"], num_rows: int):
-        kernels: Any = import_module("specdecpp.backends.device_draws")
-        verdicts: Any = import_module("specdecpp.backends.device_verdicts")
+        kernels: Any = import_module("specdecpp.backends.graphs.kernels.draws")
+        verdicts: Any = import_module("specdecpp.backends.graphs.kernels.verdicts")
         self._kernels, self._verdicts = kernels, verdicts
         self._logits, self.vocab_size = logits, logits.shape[1]
         self.num_parts = -(-self.vocab_size // kernels.BLOCK)

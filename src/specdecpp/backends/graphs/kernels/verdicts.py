@@ -1,12 +1,12 @@
 """Verdicts over rows of weights, in Triton: the acceptance test that follows a target's pass on a device.
 
-Rows of p and q hold each token as a share of the likeliest's probability, as `device_draws.weigh` leaves them.
+Rows of p and q hold each token as a share of the largest probability, as `draws.weigh` leaves them.
 """
 
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from specdecpp.backends.device_draws import _drawn, _likeliest, _weight
+from specdecpp.backends.graphs.kernels.draws import _argmax, _drawn, _weight
 
 LINES = 64
 """Rows of a verdict, as a power of two."""
@@ -27,13 +27,13 @@ def choose(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A token of each row: the likeliest, or drawn."""
+    """A token of each row: the most likely one, or drawn."""
     row = tl.program_id(0)
     if row > tl.load(order):
         return
     base = row * num_parts
     if GREEDY:
-        token = _likeliest(highest + base, whose + base, vocab, num_parts, PARTS)
+        token = _argmax(highest + base, whose + base, vocab, num_parts, PARTS)
     else:
         token, _, _ = _drawn(
             rows + row.to(tl.int64) * vocab, masses + base, tl.load(uniforms + row), vocab, num_parts, PARTS, BLOCK

@@ -1,7 +1,4 @@
-"""The layers of `LeanModel` by kernels of our own, five launches a layer or six, for passes that are recorded.
-
-Launched one by one they would be slower than torch's operations: starting a kernel of Triton takes Python longer.
-"""
+"""The layers of `LeanModel` by kernels of our own, five launches a layer or six, for passes that are recorded."""
 
 import os
 import warnings
@@ -15,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.backends import trimmed
+from specdecpp.backends.graphs.tiling import Tiling, early_in, in_steps, shape_of
 from specdecpp.backends.lean import LeanModel, Norm, _Layer
-from specdecpp.backends.product_shapes import Tiling, early_in, in_steps, shape_of
 
 _PROGRAMS = 512
 """Programs of `kernels.attend` at once: four for each multiprocessor of a large GPU."""
@@ -30,10 +27,7 @@ _Tables = list[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class _Stream:
-    """Rows that the layers add to, and its norm, the scale of each row left to those who read it: see `products`.
-
-    Without `tiles` the norm is complete.
-    """
+    """Rows x that the layers add to, and their norm h, which without `tiles` is complete; else readers scale it: `products`."""
 
     x: Float[Tensor, "n D"]
     h: Float[Tensor, "n D"]
@@ -43,14 +37,14 @@ class _Stream:
 
 
 class FusedModel(LeanModel):
-    """See `fused`, which makes one. It keeps its sequence where its `StaticCache` does."""
+    """A `LeanModel` whose static passes are launches of kernels; `fused` makes one."""
 
     kernels: Any
     products: Any
     is_new: bool
     """The GPU can launch kernels while the one before them runs."""
     early: frozenset[str]
-    """Those that are: see `product_shapes.EARLY`."""
+    """Those that are: `tiling.EARLY`."""
 
     def read_static(
         self,
@@ -305,7 +299,7 @@ def _kernels(device: torch.device) -> Any:
     try:
         if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
             raise RuntimeError(f"compute capability {capability[0]}.{capability[1]}, and 8.0 is needed")
-        kernels, products = (import_module(f"specdecpp.backends.{name}") for name in ("kernels", "products"))
+        kernels, products = (import_module(f"specdecpp.backends.graphs.kernels.{name}") for name in ("layers", "products"))
         x = torch.ones(1, 16, device=device)
         with torch.cuda.device_of(x):
             y = torch.empty_like(x)

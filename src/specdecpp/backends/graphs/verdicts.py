@@ -1,10 +1,8 @@
-"""Verification on a device: the tests of `verification` as pure functions of uniforms, in shapes that do not depend on the
-outcome.
+"""The tests of `verify` as pure functions of uniforms, in shapes that do not depend on the outcome.
 
-There are W - 1 places for draft tokens, of which the first `num` are taken; what stands behind them is never read into the
-result. The host's functions draw from a stream, these are given a uniform for each draw: u < h is heads, and a token is drawn
-by inverting the running sum of its distribution. As a function of the uniforms the outcome is piecewise constant, so that its
-distribution can be integrated exactly (tests/test_device_drafting.py).
+Of W - 1 places for draft tokens the first `num` are taken. A uniform u < h accepts, and a token is drawn by inverting the
+running sum of its distribution: the outcome is piecewise constant in the uniforms, and its distribution can be integrated
+exactly (tests/test_graph_steps.py).
 
 The bonus is the correction with q = 0: norm((p - 0)+) = p. In block verification likewise h_K = R_K/(R_K + 1 - w_K) = w_K,
 since R_K = sum (w_K p - 0)+ = w_K.

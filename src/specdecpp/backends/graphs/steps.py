@@ -1,8 +1,7 @@
-"""Record of a step on a device, and the two pieces of work that write there: a draft step and a verdict.
+"""The record of a step on a device, and the two pieces of work that write there: a draft step and a verdict.
 
-Everything has a fixed address: tokens, the rows of q, the uniforms of the step, the thresholds of the stop rule, a line for
-every draft token. Both pieces only launch kernels, so that they can be recorded (`static_cache.Program`); they hold the record
-and the caches, never a backend or a session, whose end frees the caches for the next request.
+Both only launch kernels on fixed addresses, so that they can be recorded (`cache.Program`). They hold the record and the
+caches, never a session, whose end frees the caches for the next request.
 """
 
 from collections.abc import Sequence
@@ -12,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdecpp.backends.device_launches import RowKernels
-from specdecpp.backends.device_verification import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
-from specdecpp.backends.static_cache import WIDTHS, StaticCache
+from specdecpp.backends.graphs.cache import WIDTHS, StaticCache
+from specdecpp.backends.graphs.launches import RowKernels
+from specdecpp.backends.graphs.verdicts import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
 from specdecpp.head import AcceptanceHead, Calibration, features
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
@@ -30,10 +29,8 @@ STOP, END = 1, 2
 
 
 class DeviceRecord:
-    """The tensors of one draft's steps, on its device, and their mirrors in pinned memory.
-
-    What the host knows when a step begins is one sheet, which is sent at once: whole numbers, then real ones by their bits.
-    """
+    """The tensors of one draft's steps, on its device, and their mirrors in pinned memory. What the host knows when a step
+    begins is one sheet, which is sent at once: whole numbers, then real ones by their bits."""
 
     def __init__(self, cache: StaticCache):
         device, body = cache.device, cache.body
@@ -46,17 +43,11 @@ class DeviceRecord:
         self.pending = whole[3:6]  # where the draft stands, and what it reads first
         self.task = whole[6:]  # where the target stands, and the line: the last token and the draft tokens
         self.line = self.task[1:]
-        self.evidence, self.score, self.least = (
-            real[:1],
-            real[1:3],
-            real[3 : MOST + 4],
-        )  # its score's bias and slope, thresholds
+        self.evidence, self.score, self.least = real[:1], real[1:3], real[3 : MOST + 4]  # score: bias, slope; thresholds
         self.uniforms, self.verify_uniforms = real[MOST + 4 : 2 * MOST + 4], real[2 * MOST + 4 :]
         wider = at_least_float32(torch.empty(0, dtype=body._embedding.dtype)).dtype
         self.rows = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # q, of any positive scale
-        self.totals = torch.zeros(
-            WIDTHS[-1], dtype=torch.long, device=device
-        )  # of their weights, as kernels of our own have them
+        self.totals = torch.zeros(WIDTHS[-1], dtype=torch.long, device=device)  # of their weights, for our kernels
         self.scalars = torch.zeros(1, 4, device=device)
         self.context = torch.zeros(body.vocab_size, dtype=torch.bool, device=device)  # its tokens, for a repetition penalty
         self.seen = self.context.clone()  # and those of the draft tokens
@@ -99,11 +90,10 @@ class Judge:
 
 @dataclass(frozen=True, eq=False)
 class DraftStep:
-    """One draft token, once its pass is over: a draw, the head's estimate, the stop test. See `host.propose` for the loop.
+    """One draft token, once its pass is over: a draw, the head's estimate, the stop test, as `step.propose` has them.
 
-    It counts on by itself: the draft token's number, the evidence, and in the cache's inputs what the next pass reads. Drafting
-    that has stopped leaves all of that as it is, however many steps are queued behind: their passes read the last draft token
-    once more, in its place. So its text is rolled back like any other, and its uniforms are those of the next step.
+    It counts on by itself: the draft token's number, the evidence, and in the cache's inputs what the next pass reads. Once
+    drafting has stopped all of that stays as it is, and a pass reads the last draft token once more, in its place.
     """
 
     cache: StaticCache
@@ -203,10 +193,7 @@ class DraftStep:
 
 @dataclass(frozen=True, eq=False)
 class VerdictStep:
-    """The acceptance test, on the logits of a target pass over the last token and at most `width - 1` draft tokens.
-
-    The pass is recorded for itself (`StaticCache.pass_over`): it takes long to record, and is the same under every sampling.
-    """
+    """The acceptance test, on the logits of a target pass over the last token and at most `width - 1` draft tokens."""
 
     cache: StaticCache
     record: DeviceRecord

@@ -7,7 +7,7 @@ A row is cut into parts of BLOCK tokens, a program for each. Every token has a w
 and its probability is w / W, W being the sum over what top-k, top-p and min-p leave. Whole numbers add up to the same in any
 order, so that neither the number of programs nor their order counts, and a token is drawn without rounding: the first whose
 running sum, in the order of ids, exceeds floor(u W). `sampling.probabilities` gives the same up to the rounding of its
-exponentials; tokens below 2^-42 of the likeliest have no weight here.
+exponentials; tokens below 2^-42 of the largest have no weight here.
 
 Cuts need no sort. Tokens are ordered by the bits of exp(z - max z) as a whole number below 2^30, and the threshold is found
 digit by digit (`narrow`): each launch adds up what lies above 64 thresholds inside the bracket of the one before. Of equal
@@ -56,7 +56,7 @@ def _logits(logits, seen, line, at, inside, num_more, temperature, penalty, HAS_
 
 @triton.jit
 def _weight(share):
-    """The whole number that a share of the likeliest token's probability stands for."""
+    """The whole number that a share of the largest probability stands for."""
     return (share * _SCALE).to(tl.int64)
 
 
@@ -229,7 +229,7 @@ def weigh(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows of probabilities: each token's as a share of the likeliest's, 0 where it is cut, which is written to `rows`; the sum
+    """Rows of probabilities: each token's as a share of the largest, 0 where it is cut, which is written to `rows`; the sum
     of weights of each part and of each row, and of weights times logarithms of shares.
 
     A draft's goes to the row of its draft token, a verdict's each to its own.
@@ -288,7 +288,7 @@ def _drawn(rows, masses, u, vocab, num_parts, PARTS: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _likeliest(highest, whose, vocab, num_parts, PARTS: tl.constexpr):
+def _argmax(highest, whose, vocab, num_parts, PARTS: tl.constexpr):
     parts = tl.arange(0, PARTS)
     top = tl.load(highest + parts, mask=parts < num_parts, other=-float("inf"))
     first = tl.load(whose + parts, mask=parts < num_parts, other=vocab)
@@ -327,7 +327,7 @@ def note(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One draft token of a draft: drawn, judged, tested and written down, as `device_steps.DraftStep` says.
+    """One draft token of a draft: drawn, judged, tested and written down, as `steps.DraftStep` says.
 
     EVIDENCE: 1 last q, 2 product of q, 3 negative entropy, 4 survival. JUDGES: by q. One program. A draft that has stopped
     leaves everything as it is.
@@ -337,7 +337,7 @@ def note(
         return
     own = rows + count * vocab
     if GREEDY:
-        token = _likeliest(highest, whose, vocab, num_parts, PARTS)
+        token = _argmax(highest, whose, vocab, num_parts, PARTS)
         parts = tl.arange(0, PARTS)
         total = tl.sum(tl.load(masses + parts, mask=parts < num_parts, other=0), 0)
         weight = _weight(tl.load(own + token))

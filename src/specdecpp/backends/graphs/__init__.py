@@ -1,0 +1,10 @@
+"""Known families on a GPU: passes and steps as CUDA graphs.
+
+    model    passes over a static cache           engine     a step: draft steps queued, flags read, one verdict
+    cache    fixed addresses, and what is         steps      a draft step and a verdict as recorded work
+             recorded over them                   verdicts   acceptance tests by torch's operations
+    layers   a pass by `kernels`                  launches   draws and verdicts by `kernels`
+    tiling   how products are cut
+
+`kernels/` is Triton. Without it passes and steps are recorded operations of torch, which tests run on a CPU.
+"""
