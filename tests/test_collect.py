@@ -21,14 +21,13 @@ import yaml
 from interrupted import interrupted
 from typer.testing import CliRunner, Result
 
-from specdecpp import BackendError, DataError, Pair, PairError, cache_dir, cli
+from specdecpp import BackendError, DataError, Pair, cache_dir, cli
 from specdecpp.cli import train as collecting
 from specdecpp.cli.train import EXAMPLES
-from specdecpp.errors import MissingExtraError
 from specdecpp.loading.pair import load_pair
 from specdecpp.testing import TableModel, practice_prompts, save_tiny_pair, tiny_tokenizer
 from specdecpp.training import collect as rooms
-from specdecpp.training import jobs, shards, workers
+from specdecpp.training import jobs, shards
 from specdecpp.training.collect import Progress, collect
 from specdecpp.training.prompts import gather
 from specdecpp.training.recipe import Recipe
@@ -248,70 +247,6 @@ def test_shards_do_not_depend_on_each_other(whole: Path, home: Path, pair: Pair,
     assert collect(recipe, pair).tokens == 0
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="finds the worker to kill in /proc")
-def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
-    home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a worker with other random numbers, threads or order, and a shard that is lost with its worker (-9)."""
-    ray = pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # it would write a token into the home of a person
-    changes = {"shard_size": 2, "max_tokens": 60}
-    alone, spread = (recipe_of(home, tmp_path / name, **changes) for name in ("alone", "spread"))
-    collect(alone, pair)
-    killed: list[int] = []
-
-    def progress(now: Progress) -> None:
-        if now.shards_done and not killed:
-            killed.extend(busy_workers())
-            for worker in killed:
-                os.kill(worker, signal.SIGKILL)
-
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        end = collect(spread, pair, progress=progress, ray=workers.LOCAL)
-    finally:
-        ray.shutdown()
-    assert killed, "no worker was killed"
-    assert end.shards_done == end.num_shards == NUM_PROMPTS // 2
-    assert end.tokens == sum(len(r.answer) for r in shards.read(spread.labels))
-    assert hashes(spread.labels) == hashes(alone.labels)
-
-
-def busy_workers() -> list[int]:
-    """The processes among our descendants that are making a shard, by Ray's title for them."""
-    parents, titles = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            titles[int(folder.name)] = (folder / "cmdline").read_bytes()
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
-            continue
-
-    def is_ours(process: int) -> bool:
-        while process in parents and process != os.getpid():
-            process = parents[process]
-        return process == os.getpid()
-
-    return [p for p, title in titles.items() if title.startswith(b"ray::_make") and is_ours(p)]
-
-
-def test_without_ray_the_extra_is_named(home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'specdecpp\[ray\]'"):
-        collect(recipe_of(home, tmp_path), pair, ray=workers.LOCAL)
-
-
-def test_a_worker_with_other_models_refuses(home: Path, pair: Pair, tmp_path: Path) -> None:
-    """Catches a machine of a cluster that has another checkpoint under the same path."""
-    recipe = recipe_of(home, tmp_path)
-    items, provenance = rooms.prepared(recipe, pair)
-    work = rooms._work(recipe, pair, {**provenance, "pair": {"target": "0" * 16, "draft": pair.draft_fingerprint}})
-    with pytest.raises(PairError, match="other models than those the collection was begun with"):
-        workers.Labels(pair=recipe.pair, work=work)(0, items[:1])
-
-
 # Refusals
 
 
@@ -413,7 +348,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_models_are_loaded(home: 
         recipe = recipe_of(home, tmp_path, sources=[{"path": str(home / "prompts.jsonl"), "prompt": "text"}])
         gone = replace(recipe, pair=replace(recipe.pair, target="/nowhere/target", draft="/nowhere/draft"))
         with pytest.raises(DataError) as refused:
-            collecting.collected(replace(gone, out=out), yes=False, ray=None, quiet=True, is_whole=False)
+            collecting.collected(replace(gone, out=out), yes=False, quiet=True, is_whole=False)
         assert words in str(refused.value)
         assert "--out" in str(refused.value)
 

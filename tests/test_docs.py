@@ -46,7 +46,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 REASONS = (
     "a GPU",
     "llama.cpp (run by tests/engines/gguf)",
-    "Ray (run by tests/engines/ray)",
     "two processes (run by tests/engines/tp)",
     "network",
     "two machines",

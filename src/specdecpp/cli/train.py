@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdecpp.cli.common import BATCHED, DType, Json, Ray, Yes, clock, interruptible, load, print_json, told, write
+from specdecpp.cli.common import BATCHED, DType, Json, Yes, clock, interruptible, load, print_json, told, write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from specdecpp.training.plan import HeadPlan
     from specdecpp.training.recipe import Recipe
 
-EXAMPLES = (
-    "specdecpp train recipe.yaml",
-    "specdecpp train recipe.yaml --only collect --ray local",
-)
+EXAMPLES = ("specdecpp train recipe.yaml",)
 COLUMNS = {
     "AUROC\n/token": "auroc_token",
     "AUROC\n/round": "auroc_product",
@@ -71,7 +68,6 @@ def train(
         typer.Option(metavar="X", help="Calibrate on steps of the pair at this temperature; 0 beside the one that samples."),
     ] = None,
     yes: Yes = False,
-    ray: Ray = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No estimate and no progress.")] = False,
 ) -> None:
@@ -92,7 +88,7 @@ def train(
         if only is None:
             pipeline.check(recipe)
         if only in (None, RecipeStage.collect):
-            end = collected(recipe, yes=yes, ray=ray, quiet=quiet, is_whole=only is None)
+            end = collected(recipe, yes=yes, quiet=quiet, is_whole=only is None)
             if only and as_json:
                 print_json({"labels": str(recipe.labels), **asdict(end), "tokens_per_second": end.tokens_per_second})
             elif not as_json:
@@ -121,7 +117,7 @@ def train(
         tell_evaluated(recipe, heads, found, as_json=as_json)
 
 
-def collected(recipe: "Recipe", *, yes: bool, ray: str | None, quiet: bool, is_whole: bool) -> "Progress":
+def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "Progress":
     """Collect what is missing, with the pair that the recipe names; of a whole run only if later stages can use it."""
     import torch
 
@@ -136,7 +132,7 @@ def collected(recipe: "Recipe", *, yes: bool, ray: str | None, quiet: bool, is_w
     check = partial(pipeline.check_splits, recipe) if is_whole else lambda splits: None
     try:
         with interruptible(), _progress(quiet=quiet) as tell:
-            return collect(recipe, pair, progress=tell, assume_yes=yes, ray=ray, check=check)
+            return collect(recipe, pair, progress=tell, assume_yes=yes, check=check)
     except KeyboardInterrupt:
         num, of = len(shards.done(recipe.labels)), shards.about(recipe.labels).get("num_shards", "the")
         print(

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -84,12 +84,10 @@ def collect(
     *,
     progress: Callable[[Progress], None] = lambda progress: None,
     assume_yes: bool = False,
-    ray: str | None = None,
     check: Callable[[Sequence[Split]], None] = lambda splits: None,
 ) -> Progress:
     """Make what is missing of the collection in `recipe.labels`, and say where it stands then.
 
-    `ray` is "local" or the address of a cluster: shards are then made by its workers, which load `recipe.pair` themselves.
     `progress` is told as tokens come and shards are finished, first of all with the estimate.
 
     Raises `DataError` when the folder holds another collection or a damaged shard, when it is to become larger than 20 GB
@@ -99,44 +97,34 @@ def collect(
     """
     items, provenance = prepared(recipe, pair)
     check([q.split for q in items])
-    with claimed(recipe.labels):
-        return _collected(recipe, pair, items, provenance, progress, assume_yes=assume_yes, ray=ray)
-
-
-def _collected(
-    recipe: Recipe,
-    pair: Pair,
-    items: list[Question],
-    provenance: dict[str, Any],
-    progress: Callable[[Progress], None],
-    *,
-    assume_yes: bool,
-    ray: str | None,
-) -> Progress:
-    """`collect`, in a folder that is this run's own."""
-    folder = recipe.labels
-    work = _work(recipe, pair, provenance)
+    folder, work = recipe.labels, _work(recipe, pair, provenance)
     groups = jobs.groups(items, size=recipe.collect.shard_size)
-    jobs.check(pair, work, items)
-    finished = _opened(folder, provenance)
-    missing = {i: group for i, group in enumerate(groups) if i not in finished}
-    counter = _Counter(groups, finished, estimate_of(pair, work, list(missing.values())), progress)
-    _check_size(folder, counter.estimate, assume_yes=assume_yes)
-    counter.tell()
-    try:
-        if not (folder / shards.COLLECTION).exists():
-            cache_dir.write(folder / shards.COLLECTION, json.dumps(provenance, indent=1) + "\n")
-        for index, files in _made(recipe, pair, work, missing, counter, ray=ray):
-            shards.write(folder, index, files)
-            counter.finish(index)
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        problem = f"the disk that holds {folder} is full" if is_full else f"{folder} cannot be written into ({error.strerror})"
-        raise DataError(
-            f"{problem}. The {counter.now().shards_done} finished shards are safe: {'make room' if is_full else 'mend that'} "
-            "and run the same command again; it goes on where it stopped."
-        ) from error
-    return counter.now()
+    with claimed(folder):
+        jobs.check(pair, work, items)
+        finished = _opened(folder, provenance)
+        missing = {i: group for i, group in enumerate(groups) if i not in finished}
+        counter = _Counter(groups, finished, estimate_of(pair, work, list(missing.values())), progress)
+        _check_size(folder, counter.now.estimate, assume_yes=assume_yes)
+        counter.tell()
+        try:
+            if not (folder / shards.COLLECTION).exists():
+                cache_dir.write(folder / shards.COLLECTION, json.dumps(provenance, indent=1) + "\n")
+            for index, group in missing.items():
+                shards.write(folder, index, jobs.make(pair, work, index, group, tick=counter.tick))
+                counter.finish(index)
+        except OSError as error:
+            raise _unwritten(folder, error, counter.now.shards_done) from error
+        return counter.now
+
+
+def _unwritten(folder: Path, error: OSError, num_done: int) -> DataError:
+    """The refusal of a disk, in words."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    problem = f"the disk that holds {folder} is full" if is_full else f"{folder} cannot be written into ({error.strerror})"
+    return DataError(
+        f"{problem}. The {num_done} finished shards are safe: {'make room' if is_full else 'mend that'} and run the same "
+        "command again; it goes on where it stopped."
+    )
 
 
 def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Question], dict[str, Any]]:
@@ -296,7 +284,7 @@ def _check_size(folder: Path, estimate: Estimate, *, assume_yes: bool) -> None:
 
 
 class _Counter:
-    """Counts what is done and tells it."""
+    """Progress of a run, told whenever it changes."""
 
     def __init__(
         self,
@@ -305,53 +293,25 @@ class _Counter:
         estimate: Estimate,
         progress: Callable[[Progress], None],
     ):
-        self.sizes, self.estimate, self.progress = [len(g) for g in groups], estimate, progress
-        self.shards_done = len(finished)
-        self.prompts_done = self.prompts_before = sum(self.sizes[i] for i in finished)
-        self.tokens, self.started = 0, perf_counter()
-
-    def now(self) -> Progress:
-        return Progress(
+        self.sizes, self.progress, self.started = [len(g) for g in groups], progress, perf_counter()
+        num_done = sum(self.sizes[i] for i in finished)
+        self.now = Progress(
             num_prompts=sum(self.sizes),
-            prompts_done=self.prompts_done,
-            prompts_before=self.prompts_before,
-            num_shards=len(self.sizes),
-            shards_done=self.shards_done,
-            tokens=self.tokens,
-            elapsed_s=perf_counter() - self.started,
-            estimate=self.estimate,
+            prompts_done=num_done,
+            prompts_before=num_done,
+            num_shards=len(groups),
+            shards_done=len(finished),
+            tokens=0,
+            elapsed_s=0.0,
+            estimate=estimate,
         )
 
-    def tell(self) -> None:
-        self.progress(self.now())
+    def tell(self, **changes: int) -> None:
+        self.now = replace(self.now, elapsed_s=perf_counter() - self.started, **changes)
+        self.progress(self.now)
 
     def tick(self, num_tokens: int) -> None:
-        self.tokens += num_tokens
-        self.tell()
+        self.tell(tokens=self.now.tokens + num_tokens)
 
     def finish(self, index: int) -> None:
-        self.shards_done += 1
-        self.prompts_done += self.sizes[index]
-        self.tell()
-
-
-def _made(
-    recipe: Recipe,
-    pair: Pair,
-    work: ShardWork,
-    missing: Mapping[int, Sequence[Question]],
-    counter: _Counter,
-    *,
-    ray: str | None,
-) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
-    """The files of each missing shard, here in order or from Ray as they come."""
-    if ray is None:
-        for index, group in missing.items():
-            yield index, jobs.make(pair, work, index, group, tick=counter.tick)
-        return
-    from specdecpp.training.workers import Labels, spread
-
-    labels = Labels(pair=recipe.pair, work=work)
-    for index, files, num_tokens in spread(labels, missing, address=ray, threads=torch.get_num_threads()):
-        counter.tick(num_tokens)
-        yield index, files
+        self.tell(shards_done=self.now.shards_done + 1, prompts_done=self.now.prompts_done + self.sizes[index])
