@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from specdecpp.backends import GraphModel, LeanModel, Model
+from specdecpp.backends import GraphModel, LeanModel
 from specdecpp.backends.native import NativeModel
 from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
-from specdecpp.loading.checks import Backends
+from specdecpp.loading.checks import Loadable
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.tokenizers import check_path, files_of, hint, load_tokenizer, reason_of
 from specdecpp.sampling import Sampling
@@ -33,13 +33,12 @@ _LARGEST = 2**20
 """The largest of `_SIZES`, fields of a config, that is believed."""
 
 
-class Checkpoint:
+class Checkpoint(Loadable):
     """A causal LM of transformers by local path or hub name. What is asked of it raises `PairError` if it cannot be loaded."""
 
     def __init__(self, name: str | Path, *, dtype: Any, device: Any, device_map: Any):
-        self.name = str(name)
+        super().__init__(name)
         self._where = {"dtype": dtype, "device": device, "device_map": device_map}
-        self._backends = Backends(self)
 
     @cached_property
     def model(self) -> Any:
@@ -105,10 +104,6 @@ class Checkpoint:
             "lean": LeanModel.refusal(self.model),
             "eager": None,
         }
-
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int) -> Model:
-        """An empty backend. `num_threads` is for native; the others have what torch has. Raises `BackendError`."""
-        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads)
 
 
 ModelSource = Checkpoint | GGUF
