@@ -19,7 +19,7 @@ from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import Loadable
 from specdecpp.loading.gguf import GGUF, is_gguf
-from specdecpp.loading.tokenizers import check_path, files_of, hint, load_tokenizer, reason_of
+from specdecpp.loading.tokenizers import files_of, load_tokenizer, loaded
 from specdecpp.sampling import Sampling
 
 Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
@@ -27,10 +27,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 BY_NAME = ("native-int8",)
 """Kinds that are never chosen automatically: they change the model that is decoded (`NativeModel`, activations)."""
 log = logging.getLogger("specdecpp.loading")
-
-_SIZES = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
-_LARGEST = 2**20
-"""The largest of `_SIZES`, fields of a config, that is believed."""
 
 
 class Checkpoint(Loadable):
@@ -125,39 +121,15 @@ def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) -> Any:
     """A causal LM by local path or hub name, on its device. Raises `PairError`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    check_path(name)
-    try:
-        config = AutoConfig.from_pretrained(str(name))
-    except Exception:  # the model's own loading says what is wrong, or knows more
-        config = None
-    check_config(config, name)
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(name), dtype=dtype, device_map=device_map, output_loading_info=True
-        )
-        model, found = loaded
-    except Exception as error:  # transformers lets through whatever a damaged file or an unknown dtype raises
-        raise PairError(f"no causal language model could be loaded from {name} ({reason_of(error)}).{hint(name)}") from error
+    options = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
+    model, found = loaded(
+        "causal language model", name, lambda: AutoModelForCausalLM.from_pretrained(str(name), **options)
+    )
     if missing := sorted(found["missing_keys"]):
         raise PairError(
             f"the weights in {name} are incomplete: {len(missing)} are missing, first {', '.join(missing[:3])}. They "
             "would be random. Load a complete checkpoint of a causal language model."
         )
     return model if device is None else model.to(device)
-
-
-def check_config(config: Any, name: str | Path) -> None:
-    """Raise `PairError` for sizes that no model has: transformers builds a model without layers, which decodes, and begins to
-    build one with a billion."""
-    fields = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for field in _SIZES:
-        value = getattr(fields, field, 1)
-        if isinstance(value, list | dict) or value is None:
-            continue  # of a model that has one for each layer
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
-            raise PairError(
-                f"{name} says {field} = {value!r} in its config.json, and a model has a whole number from 1 to {_LARGEST:,} "
-                "there. The file is damaged, or of another kind of model."
-            )
