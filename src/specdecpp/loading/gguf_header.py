@@ -88,6 +88,8 @@ class Header:
         self._file, self.end = File(self.path), 0
         self._size = self._file.stat.st_size
         self.values: dict[str, Any] = {}
+        self.types: dict[str, int] = {}
+        """GGUF's number of the type of each value, or of the items of a list."""
         with self.path.open("rb", CHUNK) as self._stream:
             if (magic := self._take(min(4, self._size))) != b"GGUF":
                 self.fail(f"is no GGUF file: it begins with {magic!r}", "Name a GGUF file, or fetch this one again")
@@ -173,12 +175,14 @@ class Header:
 
     def _content(self, key: str, kind: int) -> Any:
         """A text as bytes, a list of them, an array, or a number."""
+        self.types[key] = kind
         if kind == _TEXT:
             return self._take(self._number("Q"))
         if kind in _SCALARS:
             return self._array(kind, 1)[0].item()
         if kind == _LIST:
-            kind, num = self._number("I"), self._number("Q")
+            kind = self.types[key] = self._number("I")
+            num = self._number("Q")
             if kind in _SCALARS:
                 return self._array(kind, num)
             if kind == _TEXT:
