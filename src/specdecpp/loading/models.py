@@ -114,8 +114,7 @@ def model_of(name: str | Path, *, dtype: Any, device: Any, device_map: Any = Non
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end a text: the model's generation config names them, else the tokenizer."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if named is None:
-        named = tokenizer.eos_token_id
+    named = tokenizer.eos_token_id if named is None else named
     return () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
 
 
@@ -124,9 +123,7 @@ def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) ->
     from transformers import AutoModelForCausalLM
 
     options = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
-    model, found = loaded(
-        "causal language model", name, lambda: AutoModelForCausalLM.from_pretrained(str(name), **options)
-    )
+    model, found = loaded("causal language model", name, lambda: AutoModelForCausalLM.from_pretrained(str(name), **options))
     if missing := sorted(found["missing_keys"]):
         raise PairError(
             f"the weights in {name} are incomplete: {len(missing)} are missing, first {', '.join(missing[:3])}. They "
