@@ -111,11 +111,7 @@ def test_a_pair_from_local_folders_carries_its_names_and_sizes(folders: Folders,
     assert (pair.target_name, pair.draft_name) == (str(folders[0]), str(folders[1]))
     assert pair.target_fingerprint != pair.draft_fingerprint
     assert pair.target.vocab_size == pair.draft.vocab_size == 64
-    assert pair.ends == (1,)
-    assert pair.head is None
-    by_text = load_pair(str(folders[0]), draft=str(folders[1]), device="cpu")
-    assert by_text.target_fingerprint == pair.target_fingerprint
-    assert by_text.target.device == by_text.draft.device == torch.device("cpu")
+    assert load_pair(str(folders[0]), draft=str(folders[1]), device="cpu").target_fingerprint == pair.target_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -162,12 +158,11 @@ def test_a_target_alone_has_its_text_for_a_draft(folders: Folders) -> None:
     assert default_policy(pair) == CostAware(max_tokens=64, prior=0.2)
 
 
-@pytest.mark.parametrize("tokenizer", [None, tiny_tokenizer()], ids=["tokenizer of the folder", "tokenizer given"])
 @pytest.mark.parametrize("form", [Path, str])
-def test_a_missing_folder_is_named(folders: Folders, form: type, tokenizer: Any) -> None:
+def test_a_missing_folder_is_named(folders: Folders, form: type) -> None:
     """Catches the hub's misleading answer to a misspelt path."""
     missing = form(str(folders[0].parent / "tragte"))
-    for names in ((missing, folders[1]), (folders[0], missing)):
+    for names, tokenizer in (((missing, folders[1]), None), ((folders[0], missing), tiny_tokenizer())):
         with pytest.raises(PairError, match=rf"there is no folder {missing}\."):
             load_pair(names[0], draft=names[1], tokenizer=tokenizer)
 
@@ -236,7 +231,7 @@ def test_a_draft_that_is_damaged_or_does_not_fit_is_refused(
         load_pair(folders[0], draft=draft_copy, backend="eager")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_tied_output_layer_does_not_count_as_missing(kind: str, tmp_path: Path) -> None:
     """Catches a completeness check that refuses checkpoints whose output layer is the embedding."""
     save_model(tmp_path, kind=kind, tie_word_embeddings=True)
@@ -247,12 +242,6 @@ def test_a_tied_output_layer_does_not_count_as_missing(kind: str, tmp_path: Path
 # One tokenizer
 
 
-def test_another_padding_token_is_no_difference(folders: Folders, draft_copy: Path) -> None:
-    """Catches a refusal for a token that decoding never uses; sizes of one family often pad differently."""
-    setting("tokenizer_config.json", pad_token="N")(draft_copy)
-    assert load_pair(folders[0], draft=draft_copy).tokenizer.pad_token is None
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma"])
 def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
     """Catches the tokenizer that transformers makes up, for which every prompt is one start token."""
@@ -260,14 +249,6 @@ def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> N
     with pytest.raises(PairError, match=rf"tokenizer of {tmp_path} cannot spell: 'Hello world' becomes .*Put those of"):
         load_pair(tmp_path, draft=tmp_path)
     assert load_pair(tmp_path, draft=tmp_path, tokenizer=tiny_tokenizer()).ends == (1,)
-
-
-def test_a_tokenizer_of_something_else_than_language_is_taken(tmp_path: Path) -> None:
-    """Catches a refusal of models of proteins, whose alphabet has no small letters and no blank."""
-    save_model(tmp_path)
-    proteins = {"<s>": 0, "</s>": 1, "<unk>": 2} | {c: i for i, c in enumerate("ACDEFGHIKLMNPQRSTVWY", 3)}
-    edit(tmp_path / "tokenizer.json", lambda found: found["model"].update(vocab=proteins))
-    assert load_pair(tmp_path, draft=tmp_path).tokenizer("GATTACA").input_ids == [8, 3, 19, 19, 3, 4, 3]
 
 
 def test_one_tokenizer_is_read_once(folders: Folders, draft_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,19 +313,17 @@ def test_the_ids_that_end_a_text(folders: Folders, target_copy: Path, named: Any
             assert load_pair(target_copy, draft=folders[1]).ends == ends
 
 
-@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float32])
-def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path, saved: torch.dtype) -> None:
+def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path) -> None:
     """Catches a head refused for its own pair because that was loaded in another precision or moved."""
-    for name in ("here", "there"):
+    for name, saved in (("here", torch.bfloat16), ("there", torch.float32)):
         save_model(tmp_path / name)
         tiny_model("llama", seed=1).to(saved).save_pretrained(tmp_path / name)
     pairs = [load_pair(tmp_path / "here", draft=tmp_path / "there", dtype=d) for d in ("float32", "bfloat16")]
     prints = {p for pair in pairs for p in (pair.target_fingerprint, pair.draft_fingerprint)}
     assert len(prints) == 1
-    assert len(prints.pop() or "") == 32
 
 
-@pytest.mark.parametrize("at", [0, 16, 1000, -1])
+@pytest.mark.parametrize("at", [0, 1000])
 def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
     """Catches a fingerprint of the shapes alone, or one that reads some of the values: a head of other weights would fit."""
     model = tiny_model("llama")
@@ -354,13 +333,6 @@ def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
     assert fingerprint(model) == before, "bfloat16 does not tell the two apart"
     values[at] *= 1.02
     assert fingerprint(model) != before
-
-
-def test_a_changed_file_has_another_fingerprint_in_the_same_process(folders: Folders, target_copy: Path) -> None:
-    """Catches a fingerprint that is remembered although the weights in the folder were replaced."""
-    before = load_pair(target_copy, draft=folders[1]).target_fingerprint
-    weights(lambda found: found["model.layers.1.mlp.up_proj.weight"][-1, -1].add_(1))(target_copy)
-    assert load_pair(target_copy, draft=folders[1]).target_fingerprint != before
 
 
 def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,20 +364,13 @@ def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path
 # Heads
 
 
-def test_a_head_of_an_earlier_version_says_what_to_do(folders: Folders, pair: Pair, tmp_path: Path) -> None:
-    """Catches heads of before that are called another pair's, or taken without a look."""
-    AcceptanceHead(HeadCard(hidden_size=32, draft="0123456789abcdef")).save_pretrained(tmp_path)
-    with pytest.raises(HeadError, match=rf"0123456789abcdef.*An earlier version .*{pair.draft_fingerprint}.*head\.json"):
-        load_pair(folders[0], draft=folders[1], head=tmp_path)
-    setting("head.json", draft=pair.draft_fingerprint)(tmp_path)
-    assert load_pair(folders[0], draft=folders[1], head=tmp_path).head is not None
-
-
 def test_a_head_that_does_not_fit_is_refused(folders: Folders, pair: Pair, tmp_path: Path) -> None:
-    """Catches a head that silently judges a draft it never saw, and a shape error in the middle of the first answer."""
+    """Catches a head that silently judges a draft it never saw, a shape error in the middle of the first answer, and heads of an
+    earlier version that are called another pair's."""
     other = 2 * "0123456789abcdef"
     cards = (
         ({"draft": other}, rf"another draft.*{other}, this draft is {pair.draft_fingerprint}"),
+        ({"draft": other[:16]}, rf"{other[:16]}.*An earlier version .*{pair.draft_fingerprint}.*head\.json"),
         ({"target": other}, rf"another target.*{other}, this target is {pair.target_fingerprint}"),
         ({"hidden_size": 24}, "of width 24, the draft has width 32"),
     )
@@ -446,18 +411,6 @@ def test_a_pair_with_a_head_decodes_with_it(folders: Folders, pair: Pair, tmp_pa
 @pytest.fixture(scope="module")
 def decoder(pair: Pair) -> Decoder:
     return Decoder(pair, policy=Fixed(k=3))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_generate_and_stream_agree(decoder: Decoder, temperature: float) -> None:
-    """Catches a seed that is used differently, or text lost, on one of the two ways."""
-    options: dict[str, Any] = {"max_tokens": 40, "seed": 7, "temperature": temperature, "ignore_eos": True}
-    out = decoder.generate("hello you", **options)
-    steps = list(decoder.stream("hello you", **options))
-    assert list(out.tokens) == [t for r in steps for t in r.tokens]
-    assert out.text == "".join(r.text for r in steps)
-    assert len(out.tokens) == 40
-    assert [r.finish_reason for r in steps] == [None] * (len(steps) - 1) + ["length"]
 
 
 def test_seeds_decide(decoder: Decoder) -> None:
@@ -548,17 +501,3 @@ def test_the_models_own_generation_config_is_the_default(folders: Folders, targe
     assert decoder.start("hello", temperature=1.0, top_k=0).sampling == Sampling(top_p=0.95)
     assert decoder.start("hello", sampling=Sampling()).sampling == Sampling()
     assert decoder.generate("hello", max_tokens=2).sampling == own
-
-
-def test_a_draft_with_a_shorter_context_stops_drafting_at_its_end(folders: Folders, tmp_path: Path) -> None:
-    """Catches a crash, or an answer cut short, where the draft's learned positions end before the target's."""
-    draft = save_model(tmp_path, kind="gpt2", seed=2, n_positions=16)
-    decoder = Decoder(load_pair(folders[0], draft=draft), policy=Fixed(k=4))
-    out = decoder.generate([5] * 8, max_tokens=30, temperature=0.0, ignore_eos=True)
-    alone = Decoder(decoder.pair, policy=Fixed(k=0)).generate([5] * 8, max_tokens=30, temperature=0.0, ignore_eos=True)
-    assert out.tokens == alone.tokens
-    assert len(out.tokens) == 30
-    assert out.steps[0].num_drafted == 4
-    assert out.steps[-1].num_drafted == 0
-    long = decoder.generate([5] * 20, max_tokens=5, seed=0, ignore_eos=True)
-    assert (len(long.tokens), long.metrics.num_draft_tokens) == (5, 0)
