@@ -60,7 +60,6 @@ def changed(sound: Path, tmp_path: Path) -> Callable[[Change], Path]:
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
-        ("llama", {}),
         ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
         ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 8192}}),
         ("mistral", {"sliding_window": None}),
@@ -83,6 +82,9 @@ def test_the_model_is_the_one_that_was_written(kind: str, config: dict[str, Any]
 @pytest.mark.parametrize("precision", ["f16", "q8_0", "q4_1"])
 def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path: Path):
     """Catches rows that are moved apart from their scales, and a type that is taken for another."""
+    narrow = GGUF(written(tmp_path / "n.gguf", model_of(hidden_size=48), "q8_0")).stored
+    assert narrow["model.embed_tokens.weight"].kind == "F16", "48 values fill no blocks of 32"
+    assert narrow["model.layers.0.mlp.down_proj.weight"].kind == "Q8_0"
     model = model_of()
     for name, stored in GGUF(written(tmp_path / "m.gguf", model, precision)).stored.items():
         exact = model.get_parameter(name).detach().numpy()
@@ -97,7 +99,7 @@ def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path
         )
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_0"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_blocks_of_256_arrive(kind: str, tmp_path: Path):
     """Catches rows of larger blocks that are counted as smaller ones; the values are random, the shapes those of a model."""
     written(tmp_path / "f.gguf", model_of(hidden_size=256, intermediate_size=512))
@@ -418,12 +420,6 @@ def test_a_file_that_changes_while_it_is_read_is_told(is_cut: bool, sound: Path,
     for read in (lambda: model.backend("native", vocab_size=SIZE, num_threads=1), lambda: digest_of(header)):
         with pytest.raises(BackendError, match=r"m.gguf was changed while it was read: it had \d+ bytes when .*Load it again"):
             read()
-
-
-def test_no_weights_are_held_by_a_file(sound: Path):
-    """Catches a second copy of the weights in memory beside the one that a backend makes."""
-    source = GGUF(sound / "target.gguf")
-    assert not any(isinstance(stored.source, np.ndarray) for stored in source.stored.values())
 
 
 def test_what_is_no_file_is_told(tmp_path: Path):

@@ -365,8 +365,8 @@ def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path
 
 
 def test_a_head_that_does_not_fit_is_refused(folders: Folders, pair: Pair, tmp_path: Path) -> None:
-    """Catches a head that silently judges a draft it never saw, a shape error in the middle of the first answer, and heads of an
-    earlier version that are called another pair's."""
+    """Catches a head that silently judges a draft it never saw, a shape error in the middle of the first answer, and a head
+    of an earlier version that is called another pair's."""
     other = 2 * "0123456789abcdef"
     cards = (
         ({"draft": other}, rf"another draft.*{other}, this draft is {pair.draft_fingerprint}"),
