@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.rounding import precision_of
 from specdecpp.distillation.start import Begun
@@ -42,11 +41,7 @@ def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -
     """
     part = out / f"{DRAFT}.part"
     shutil.rmtree(part, ignore_errors=True)
-    half = network.of_layers(draft, [*range(len(draft.model.layers))])
-    shared = (draft.model.embed_tokens, draft.lm_head, draft.model.rotary_emb)
-    half.model.embed_tokens, half.lm_head, half.model.rotary_emb = map(copy.deepcopy, shared)
-    half.tie_weights()
-    half.bfloat16().save_pretrained(part)
+    copy.deepcopy(draft).bfloat16().save_pretrained(part)  # a copy: the angles of the target stay in float32
     target.tokenizer.save_pretrained(part)
     shutil.rmtree(out / DRAFT, ignore_errors=True)
     part.rename(out / DRAFT)
