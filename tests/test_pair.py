@@ -405,7 +405,7 @@ def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path
 def test_a_head_of_an_earlier_version_says_what_to_do(folders: Folders, pair: Pair, tmp_path: Path) -> None:
     """Catches heads of before that are called another pair's, or taken without a look."""
     AcceptanceHead(HeadCard(hidden_size=32, draft="0123456789abcdef")).save_pretrained(tmp_path)
-    with pytest.raises(HeadError, match=rf"0123456789abcdef, which an earlier .*{pair.draft_fingerprint}.*head\.json"):
+    with pytest.raises(HeadError, match=rf"0123456789abcdef.* earlier version .*{pair.draft_fingerprint}.*head\.json"):
         load_pair(folders[0], draft=folders[1], head=tmp_path)
     setting("head.json", draft=pair.draft_fingerprint)(tmp_path)
     assert load_pair(folders[0], draft=folders[1], head=tmp_path).head is not None

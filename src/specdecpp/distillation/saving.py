@@ -15,7 +15,7 @@ from specdecpp.distillation.start import Begun
 from specdecpp.distillation.target import Target
 from specdecpp.errors import BackendError, first_line
 from specdecpp.loading import gguf_writing
-from specdecpp.loading.gguf_cutting import cut
+from specdecpp.loading.gguf_writing import cut
 
 DRAFT, FILE = "draft", "draft.gguf"
 
