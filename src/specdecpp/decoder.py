@@ -68,8 +68,8 @@ class Decoder:
     `remember`      False keeps requests from learning from each other, in this process and on disk (`memory`)
 
     A request with a seed sees the costs as measured and learns from itself only, so the seed gives the same answer again. The
-    others correct the costs by the clock and begin with what earlier ones have learned; a compiled draft then reads only as much
-    of a long text as pays (`Costs.worth_reading`). Raises `UnsoundError` for a policy and a verification that together would
+    others correct the costs by the clock and begin with what earlier ones have learned; a compiled draft then reads only as
+    much of a long text as pays (`Costs.worth_reading`). Raises `UnsoundError` for a policy and a verification that together would
     change the distribution.
 
     >>> decoder = Decoder(load_pair())                                           # doctest: +SKIP
@@ -155,8 +155,8 @@ class Decoder:
         )
 
     def sampling_of(self, **options: Unpack[Options]) -> Sampling:
-        """The sampling of a request: `sampling` whole, else each parameter as given (top_k=0 keeps every token), as the target's
-        generation config has it (`Pair.sampling`), or the default of `Sampling`.
+        """The sampling of a request: `sampling` whole, else each parameter as given (top_k=0 keeps every token), as the
+        target's generation config has it (`Pair.sampling`), or the default of `Sampling`.
 
         Raises ValueError for a value out of range, and for `sampling` beside single parameters.
         """

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class DraftSoFar(Protocol):
     """A step as a policy sees it: `step.Draft` while decoding, `replay.replay` in a recording.
 
-    Draft token i is counted from 0, -1 is the last. `judged` are estimates of P(accepted), of the draft tokens that the draft has
-    read or, where the policy looks ahead, of all; `survival` is their product. `confidence` is q of a draft token,
+    Draft token i is counted from 0, -1 is the last. `judged` are estimates of P(accepted), of the draft tokens that the draft
+    has read or, where the policy looks ahead, of all; `survival` is their product. `confidence` is q of a draft token,
     `cumulative_confidence` the product over all, `entropy` that of its distribution in nats, `gap` the difference of its two
     largest probabilities. `is_greedy`: draft tokens are the draft's argmax rather than draws.
     """
@@ -60,8 +60,8 @@ class Outcome(Timed, Protocol):
 
     `judged` are the estimates of the first draft tokens, before any score; `overlaps` the chances that a draw from q passes in
     the place of each tested one, sum min(p, q), empty where they are not known. `expected_s` is the time of such a step by the
-    cost model, `costs` as they were then; the other seconds are the clock's. A rule whose stops follow from the seed learns from
-    the model's time only.
+    cost model, `costs` as they were then; the other seconds are the clock's. A rule whose stops follow from the seed learns
+    from the model's time only.
     """
 
     @property
