@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack, overload
 
 from specdecpp.backends import Draws
-from specdecpp.backends.graphs.engine import record_passes
+from specdecpp.backends.engines import record_passes
 from specdecpp.backends.kept import Kept
 from specdecpp.detokenize import Detokenizer
 from specdecpp.drafters import SuffixDrafter
