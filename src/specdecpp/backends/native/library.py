@@ -50,7 +50,7 @@ _SIGNATURES = {
     "native_common": "int: pointer pointer",
     "native_share": "void: pointer pointer int",
     "native_extend_both": "void: pointer int pointer pointer int pointer pointer int int int",
-    "native_propose": "void: pointer int pointer pointer int pointer",
+    "native_propose": "void: pointer int pointer pointer int",
     "native_verify": "void: pointer int pointer pointer int",
     "native_draw": "long: pointer long double",
     "native_distribution": "void: pointer int pointer pointer",
@@ -99,14 +99,14 @@ class Drafting(ctypes.Structure):
 
     _fields_ = _fields("pointer", "unread ends uniforms least head tokens rows confidence accept")
     _fields_ += _fields("double", "forward_s head_s value bias slope")
-    _fields_ += _fields("int", "why num_unread num_ends start limit evidence judges_by_q scores")
+    _fields_ += _fields("int", "why num num_unread num_ends start limit evidence judges_by_q scores")
     _fields_ += [("sampling", Filters)]
 
 
 class Verifying(ctypes.Structure):
     """Inputs and outputs of `native_verify` (`step.h`)."""
 
-    _fields_ = _fields("pointer", "tokens uniforms q logits states raw overlaps") + _fields("long", "next")
+    _fields_ = _fields("pointer", "tokens uniforms q logits overlaps") + _fields("long", "next")
     _fields_ += _fields("double", "forward_s") + _fields("int", "num_accepted num_tokens num start verification")
     _fields_ += [("sampling", Filters)]
 
