@@ -9,12 +9,10 @@ import ctypes
 import os
 import weakref
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -51,10 +49,8 @@ class LlamaCppModel:
         self.file = path if isinstance(path, GGUFFile) else GGUFFile(path)
         self.vocab_size = scored_rows(vocab_size, self.file.num_rows, self.file.path.name)
         self.output_ids = trimmed.checked(output_ids, vocab_size=self.vocab_size)
-        self.hidden_size = self.file.hidden_size
-        self.max_length: int | None = self.file.max_length
-        self.device = torch.device("cpu")
-        self.num_threads = num_threads or 1
+        self.hidden_size, self.max_length = self.file.hidden_size, self.file.max_length
+        self.device, self.num_threads = torch.device("cpu"), num_threads or 1
 
     def new_cache(self) -> "GGUFCache":
         """An empty cache."""
@@ -64,11 +60,10 @@ class LlamaCppModel:
         self, parts: "Sequence[tuple[GGUFCache, list[int]]]", *, rows: int
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to each cache, one after the other; logits and hidden states of the last `rows` of each."""
-        return _joined([cache.extend(tokens, rows=rows) for cache, tokens in parts])
-
-
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return parts[0] if len(parts) == 1 else (torch.cat([one for one, _ in parts]), torch.cat([two for _, two in parts]))
+        found = [cache.read(tokens, rows) for cache, tokens in parts]
+        if len(found) == 1:
+            return found[0]
+        return torch.cat([logits for logits, _ in found]), torch.cat([hidden for _, hidden in found])
 
 
 class GGUFCache(Cache):
@@ -80,18 +75,18 @@ class GGUFCache(Cache):
         self._context: _Context | None = None
         self._release: Any = None
 
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+    def read(self, tokens: list[int], rows: int) -> tuple[Tensor, Tensor]:
         """Append tokens; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
-        context = self._room_for(self.length + len(tokens))
+        context, at = self._room_for(self.length + len(tokens)), self.length
         unseen = len(tokens) - rows if len(tokens) - rows > _FEW else 0
         for start in range(0, unseen, _WIDEST):
-            context.read(tokens[start : min(start + _WIDEST, unseen)], self.length + start, has_outputs=False)
-        parts = []
-        for start in range(unseen, len(tokens), _OUTPUTS):
-            context.read(piece := tokens[start : start + _OUTPUTS], self.length + start, has_outputs=True)
-            parts.append(context.rows(len(piece)))
+            context.read(tokens[start : min(start + _WIDEST, unseen)], at + start)
+        logits = torch.empty(len(tokens) - unseen, self.model.file.num_rows)
+        hidden = torch.empty(len(tokens) - unseen, self.hidden_size)
+        for start in range(0, len(logits), _OUTPUTS):
+            piece = tokens[unseen + start :][:_OUTPUTS]
+            context.read(piece, at + unseen + start, logits[start:], hidden[start:])
         self.length += len(tokens)
-        logits, hidden = _joined(parts)
         logits = logits[-rows:, : self.vocab_size]
         if (ids := self.model.output_ids) is not None:  # llama.cpp itself scores all
             logits = trimmed.widened(logits[:, ids], ids, vocab_size=self.vocab_size)
@@ -118,6 +113,12 @@ class GGUFCache(Cache):
         self._context = roomy
         self._release = weakref.finalize(self, _put_back, roomy, file.idle)
         return roomy
+
+
+def _put_back(context: "_Context", idle: "list[_Context]") -> None:
+    """Keep a context that nobody uses any longer, but not more than a few."""
+    if len(idle) < _IDLE:
+        idle.append(context)
 
 
 class _Weights:
@@ -178,24 +179,12 @@ class GGUFFile:
         return found
 
 
-def _put_back(context: "_Context", idle: "list[_Context]") -> None:
-    """Keep a context that nobody uses any longer, but not more than a few."""
-    if len(idle) < _IDLE:
-        idle.append(context)
-
-
-def _free(lib: Any, batch: Any, handle: Any) -> None:
-    lib.llama_batch_free(batch)
-    lib.llama_free(handle)
-
-
 class _Context:
     """One sequence of a model in llama.cpp: its cache and its output buffers."""
 
     def __init__(self, weights: _Weights, *, size: int, is_wide: bool):
         self.size, self._weights, self._lib = size, weights, weights.lib
-        lib, model = self._lib, weights.handle
-        options = lib.llama_context_default_params()
+        lib, options = self._lib, self._lib.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch, options.n_seq_max = size, _WIDEST, _WIDEST, 1
         options.n_outputs_max = _OUTPUTS
         options.embeddings, options.pooling_type = True, lib.LLAMA_POOLING_TYPE_NONE
@@ -204,16 +193,15 @@ class _Context:
             options.type_k = options.type_v = 0  # GGML_TYPE_F32
             options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds to float16 on the way
         _errors.clear()
-        self.handle = lib.llama_init_from_model(model, options)
+        self.handle = lib.llama_init_from_model(weights.handle, options)
         if not self.handle:
             raise BackendError(f"llama.cpp cannot make a context of {size} positions: {_last_words()}")
+        weakref.finalize(self, lib.llama_free, self.handle)
         self._memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(_WIDEST, 0, 1)
-        weakref.finalize(self, _free, lib, self._batch, self.handle)
+        weakref.finalize(self, lib.llama_batch_free, self._batch)
         for i in range(_WIDEST):
             self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
-        self._widths = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)), lib.llama_model_n_embd(model)
-        self._logits_at, self._states_at = map(_returning_address, (lib.llama_get_logits_ith, lib.llama_get_embeddings_ith))
         self._has_outputs = True
 
     def start(self, num_threads: int) -> None:
@@ -234,37 +222,20 @@ class _Context:
         if not self._lib.llama_state_seq_set_data(self.handle, state, size, 0):
             raise BackendError(f"llama.cpp cannot move a cache to a context of {self.size} positions: {_last_words()}")
 
-    def read(self, tokens: list[int], position: int, *, has_outputs: bool) -> None:
-        """Put tokens into the cache; with outputs `rows` gives what they say."""
-        batch = self._batch
-        if has_outputs != self._has_outputs:
-            self._lib.llama_set_embeddings(self.handle, has_outputs)
-            self._has_outputs = has_outputs
+    def read(self, tokens: list[int], position: int, *outputs: Tensor) -> None:
+        """Put tokens into the cache; logits and states go to the first rows of `outputs`, where they are wanted."""
+        batch, lib = self._batch, self._lib
+        if bool(outputs) != self._has_outputs:
+            self._has_outputs = bool(outputs)
+            lib.llama_set_embeddings(self.handle, self._has_outputs)
         for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, has_outputs
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, self._has_outputs
         batch.n_tokens = len(tokens)
         _errors.clear()
-        if status := self._lib.llama_decode(self.handle, batch):
+        if status := lib.llama_decode(self.handle, batch):
             raise BackendError(f"llama.cpp fails in a pass over {len(tokens)} tokens (status {status}): {_last_words()}")
-
-    def rows(self, num: int) -> tuple[Tensor, Tensor]:
-        """Logits [num, rows of the output layer] and states [num, D] of the last pass, copied."""
-        width, size = self._widths
-        logits, states = self._logits_at(self.handle, 0), self._states_at(self.handle, 0)
-        return _view(logits, num, width).clone(), _view(states, num, size).clone()
-
-
-@lru_cache(256)
-def _view(address: int, num: int, width: int) -> Tensor:
-    """Rows at an address. Wrapping it takes longer than copying a row."""
-    memory: Any = (ctypes.c_float * (num * width)).from_address(address)
-    return torch.from_numpy(np.frombuffer(memory, np.float32).reshape(num, width))
-
-
-def _returning_address(function: Any) -> Any:
-    """A function of a context and a row that llama_cpp declares to return a pointer object, returning a plain address."""
-    address: Any = ctypes.cast(function, ctypes.c_void_p).value
-    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(address)
+        for to, rows in zip(outputs, (lib.llama_get_logits_ith, lib.llama_get_embeddings_ith), strict=False):
+            ctypes.memmove(to.data_ptr(), rows(self.handle, 0), 4 * len(tokens) * to.shape[1])
 
 
 def _library() -> Any:
@@ -282,21 +253,19 @@ def _library() -> Any:
             "--force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
         ) from error
     if not _callbacks:
-        listener = lib.llama_log_callback(_listen)
-        lib.llama_log_set(listener, ctypes.c_void_p(0))
+        _callbacks.append(lib.llama_log_callback(_listen))
+        lib.llama_log_set(_callbacks[0], ctypes.c_void_p(0))
         lib.llama_backend_init()
-        _callbacks.append(listener)
     return lib
 
 
 _callbacks: list[Any] = []  # llama.cpp has their addresses
 _errors: list[str] = []
-_ERROR = 4  # among ggml's levels
 
 
 def _listen(level: int, text: bytes, _: Any) -> None:
-    """Keeps what llama.cpp says of errors, for ours: the first is the cause."""
-    if level == _ERROR and text.strip() and not _errors:
+    """Keep llama.cpp's first error (level 4), which is the cause, for our own."""
+    if level == 4 and text.strip() and not _errors:
         _errors.append(text.decode(errors="replace").strip())
 
 

@@ -29,6 +29,7 @@ from specdecpp.scheduler import Reading
 from specdecpp.step import Host, Plan, Request, Result, Rows
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification, Verification
 
+_SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
 _OF_Q = Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.NEGATIVE_ENTROPY
 _ON, _STOPPED, _ENDED = 0, 1, 2
@@ -150,7 +151,7 @@ def compiled_head(estimator: RowEstimator) -> Head:
         width=len(output),
         blocks=len(block),
         lags=card.form == "lagged",
-        kinds=(ctypes.c_int32 * 4)(*map(list(SCALARS).index, card.scalars)),
+        kinds=(ctypes.c_int32 * 4)(*(_SCALARS[name] for name in card.scalars)),
         weight=None if weight is None else weight.ctypes.data,
         table=table.ctypes.data,
         block=block.ctypes.data,
@@ -203,7 +204,8 @@ class _DraftedSteps(_Steps):
     def __init__(self, request: Request):
         super().__init__(request, _code(request))
         self._drafting = Drafting()
-        self._drops, self._draws = request.policy.drops_last, request.randomness[0]
+        self._drops = request.policy.drops_last
+        self._draws: Any = request.randomness[0]
         self._rule: Any = None
         self._make_room(0)
         ends = tuple(request.ends)
