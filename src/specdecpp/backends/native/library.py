@@ -37,6 +37,7 @@ _SIGNATURES = {
     "native_has_dots": "bool:",
     "native_new": "pointer: pointer",
     "native_matrix": "bool: pointer int int int pointer int int long pointer int",
+    "native_unpack": "bool: int pointer int int long pointer int",
     "native_output_ids": "void: pointer pointer int",
     "native_norm": "bool: pointer int int pointer int",
     "native_layer": "void: pointer int int int",
