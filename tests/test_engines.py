@@ -234,9 +234,8 @@ def verdict(backend: Any, tokens: list[int], q: Tensor, uniforms: Tensor, **how:
     """Of the last token of a context and draft tokens."""
     told = Filters(temperature=how.pop("temperature"), top_p=1.0, penalty=1.0)
     task = Verifying(num_tokens=len(tokens), num=len(tokens) - 1, sampling=told, **how)
-    line, logits, states = torch.tensor(tokens), torch.empty(len(tokens), VOCAB), torch.empty(len(tokens), 32)
+    line = torch.tensor(tokens)
     task.tokens, task.uniforms, task.q = line.data_ptr(), uniforms.data_ptr(), q.data_ptr()
-    task.logits, task.states = logits.data_ptr(), states.data_ptr()
     backend.model.verify([backend], [task])
     return task
 

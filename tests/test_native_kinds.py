@@ -139,17 +139,6 @@ def test_a_kind_that_is_not_known_becomes_float32() -> None:
     assert (second.extend(TEXT, rows=2)[0] - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-DENSE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-"""Kinds that are packed as densely as they lie in a file; the others have codes of two, three or uneven four bits."""
-
-
-@pytest.mark.parametrize("kind", DENSE)
-def test_weights_take_no_more_memory_than_in_their_file(kind: str) -> None:
-    """Catches codes of five or six bits in bytes: a pass then reads a third more, and so does a process hold."""
-    found = library().native_packed_bytes(KINDS[kind], 64, 1024)
-    assert found / fabricated(kind, 64, 1024, seed=0).data.nbytes <= 1.03
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("F32", "F16", "BF16")])
 def test_values_by_compiled_code_are_those_of_the_package_gguf(kind: str) -> None:
     """Catches a code, a scale or a level that is read from another place: a check of a pass would compare it with itself."""
