@@ -94,7 +94,7 @@ def test_the_fastest_threads_are_taken_and_remembered(llama: Folders, threads: P
     assert told == "lean, 2 threads: 0.0 ms a step of 4 draft tokens here; 1 thread 0.0 (the first choice)"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"step_s": 3}', '{"step_s": {}}', '{"step_s": {"1": "x"}}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"step_s": {"1": "x"}}'])
 def test_a_damaged_memory_is_measured_again(content: str, llama: Folders, threads: Path) -> None:
     """Catches half a file that stops a pair from being loaded."""
     loaded(llama)
@@ -102,21 +102,7 @@ def test_a_damaged_memory_is_measured_again(content: str, llama: Folders, thread
     assert "ms a step" in loaded(llama).backends
 
 
-def test_a_backend_that_fails_when_it_is_made_is_left_out(llama: Folders, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches one broken backend that keeps a pair from being loaded at all."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise BackendError("other logits than transformers")
-
-    monkeypatch.setattr(LeanModel, "__init__", broken)
-    pair = loaded(llama)
-    assert type(pair.target) is EagerModel
-    assert pair.backends == "eager (not others: lean: other logits than transformers)"
-    with pytest.raises(BackendError, match="other logits"):
-        loaded(llama, "lean")
-
-
-@pytest.mark.parametrize("positions", [3, 4, 6, 20])
+@pytest.mark.parametrize("positions", [3, 6])
 def test_short_contexts_are_tried_as_far_as_they_go(positions: int, threads: Path, tmp_path: Path) -> None:
     """Catches a trial that runs past the end of a small model's context."""
     folders = save_tiny_pair(tmp_path / "short")
@@ -176,10 +162,9 @@ def test_checks_are_made_once(llama: Folders, home: Path, tmp_path: Path, monkey
     assert len(checked) == 5
 
 
-@pytest.mark.parametrize("kind", BOTH)
-def test_one_name_for_both_is_loaded_once(kind: str, llama: Folders, home: Path) -> None:
+def test_one_name_for_both_is_loaded_once(llama: Folders, home: Path) -> None:
     """Catches weights that lie in memory twice where a model is named as its own draft."""
-    pair = loaded((llama[0], llama[0]), kind)
+    pair = loaded((llama[0], llama[0]), "eager")
     assert isinstance(pair.target, EagerModel)
     assert isinstance(pair.draft, EagerModel)
     assert pair.target.model is pair.draft.model
@@ -233,17 +218,3 @@ def test_figures_of_a_busy_machine_are_believed_for_ten_minutes(home: Path) -> N
         then = time.time() - cache_dir.BELIEVED_S - 10
         os.utime(file, (then, then))
         assert (cache_dir.recall("costs", {"a": 1}) is not None) == is_steady
-
-
-def test_what_is_remembered_is_of_this_machine(home: Path) -> None:
-    """Catches figures of other facts that are believed, and a folder that cannot be written and stops the work."""
-    cache_dir.remember("costs", {"a": 1}, {"x": 2})
-    assert (cache_dir.recall("costs", {"a": 1}) or {})["x"] == 2
-    assert cache_dir.recall("costs", {"a": 2}) is None
-    assert cache_dir.recall("threads", {"a": 1}) is None
-    shutil.rmtree(home)
-    home.write_text("a file where a folder should be")
-    assert cache_dir.recall("costs", {"a": 1}) is None
-    cache_dir.remember("costs", {"a": 1}, {"x": 2})
-    assert cache_dir.recall("costs", {"a": 1}), "as long as this process lives"
-    assert home.is_file()

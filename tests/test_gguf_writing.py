@@ -115,21 +115,6 @@ def test_the_file_says_what_it_was_made_of(tmp_path: Path):
     assert [again.encode(text).ids for text in TEXTS] == [TOKENIZER(text).input_ids for text in TEXTS]
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Catches half a file under the final name, and litter beside it."""
-    path = tmp_path / "m.gguf"
-    path.write_text("what was there")
-
-    def fail(*_: object) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr("gguf.GGUFWriter.write_ti_data_to_file", fail)
-    with pytest.raises(OSError, match="disk is full"):
-        written(path)
-    assert path.read_text() == "what was there"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 # Refusals
 
 
