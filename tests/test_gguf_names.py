@@ -5,13 +5,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from gguf import GGUFWriter
-from gguf_files import converted, end
+from gguf_files import converted
 from typer.testing import CliRunner
 
 from specdecpp import cli, load_pair
 from specdecpp.backends import LlamaCppModel
 from specdecpp.errors import BackendError, MissingExtraError
+from specdecpp.loading.gguf_writing import new_file
 from specdecpp.testing import save_tiny_pair
 
 pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama.cpp is installed")
@@ -20,9 +20,8 @@ pytestmark = pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llam
 def test_a_file_of_another_architecture_says_how_to_install_llama_cpp(tmp_path: Path):
     """Catches an ImportError from the depths, a file that is looked for on the hub, and a checkpoint that is loaded first."""
     target, draft = save_tiny_pair(tmp_path)
-    writer = GGUFWriter(tmp_path / "x.gguf", "mamba")
-    end(writer)
-    writer.close()
+    with new_file(tmp_path / "x.gguf", "mamba", {}):
+        pass
     for names in ((tmp_path / "x.gguf", draft), (target, tmp_path / "x.gguf")):
         with pytest.raises(MissingExtraError, match=r"its architecture is mamba.*pip install 'specdecpp\[gguf\]'"):
             load_pair(names[0], draft=names[1])

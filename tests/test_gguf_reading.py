@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fuzz_gguf import mutated
-from gguf_files import LLAMA3, SIZE, TOKENIZER, Change, add, end, model_of, rewritten, values, written
+from gguf_files import LLAMA3, SIZE, TOKENIZER, Change, add, model_of, rewritten, values, written
 from quantised import fabricated
 
 import specdecpp as sd
@@ -27,6 +27,7 @@ from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
 from specdecpp.loading.gguf_reading import Stored, digest_of
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
+from specdecpp.loading.gguf_writing import new_file
 from specdecpp.loading.pair import load_pair
 from specdecpp.loading.tokenizers import PROBES
 from specdecpp.testing import tiny_draft
@@ -124,7 +125,12 @@ def test_other_families_are_read(kind: str, window: int | None, tmp_path: Path):
     """Catches Gemma's norms without the 1 that was added, its second base and window, and Phi's joined rows."""
     config = {"head_dim": 16, "sliding_window": window, "query_pre_attn_scalar": 16} if window else {}
     model = model_of("gemma3_text" if window else kind, **config)
-    writer, c = gguf.GGUFWriter(tmp_path / "m.gguf", kind), model.config
+    c, tensors = model.config, {}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().numpy() + np.float32(1 if window and "norm" in name else 0)
+        own = str(names.get_name(name, try_suffixes=(".weight",)))
+        tensors[own] = Stored("F32", values.shape, values.reshape(-1, values.shape[-1]).view(np.uint8))
     told = {
         "context_length": c.max_position_embeddings,
         "embedding_length": c.hidden_size,
@@ -133,20 +139,13 @@ def test_other_families_are_read(kind: str, window: int | None, tmp_path: Path):
         "attention.head_count": c.num_attention_heads,
         "attention.head_count_kv": c.num_key_value_heads,
         "attention.key_length": 16,
-        "attention.value_length": 16,
         "attention.layer_norm_rms_epsilon": c.rms_norm_eps,
         "rope.freq_base": c.rope_parameters.get("full_attention", c.rope_parameters)["rope_theta"],
+        "attention.sliding_window": window,
     }
-    for key, value in (told | ({"attention.sliding_window": window} if window else {})).items():
-        add(writer, f"{kind}.{key}", value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.num_hidden_layers)
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().numpy() + (1 if window and "norm" in name else 0)
-        writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight",))), values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with new_file(tmp_path / "m.gguf", kind, tensors) as writer:
+        for key, value in told.items():
+            add(writer, f"{kind}.{key}", value)
     assert torch.allclose(logits_of(GGUF(tmp_path / "m.gguf").model), logits_of(model), atol=1e-4)
 
 
@@ -216,11 +215,9 @@ def spm_file(path: Path, **keys: Any) -> Header:
         "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - 260), 3],
         **{f"{role}_token_id": i for i, role in enumerate(("unknown", "bos", "eos"))},
     }
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in (said | keys).items():
-        add(writer, f"tokenizer.ggml.{key}", value)
-    end(writer)
-    writer.close()
+    with new_file(path, "llama", {}) as writer:
+        for key, value in (said | keys).items():
+            add(writer, f"tokenizer.ggml.{key}", value)
     return Header(path)
 
 
