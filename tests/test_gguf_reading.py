@@ -317,6 +317,10 @@ def tensor(name: str, make: Callable[[np.ndarray], Any]) -> Change:
     return change
 
 
+def extra(name: str) -> Change:
+    return lambda both: both["tensors"].update({name: fabricated("F32", 2, 4, seed=0)})
+
+
 def nan(data: np.ndarray) -> None:
     data.view("<f4")[0, 3] = np.nan
 
@@ -330,29 +334,18 @@ def infinite(data: np.ndarray) -> None:
     [
         (values(general__architecture=b"qwen3moe"), MissingExtraError, "architecture is qwen3moe.*pip install"),
         (values(llama__expert_count=8), MissingExtraError, "a mixture of experts"),
-        (values(llama__rope__scaling__type="dynamic"), MissingExtraError, "angles are scaled by dynamic"),
         (values(llama__rope__dimension_count=8), MissingExtraError, "turn 8 of 16"),
         (values(llama__block_count=3), BackendError, "announces 3 layers and has tensors of 2"),
         (values(llama__block_count=2**31 + 5), BackendError, r"block_count = 2147483653, which must lie within 1 and"),
         (values(llama__block_count="two"), BackendError, "block_count that is no int"),
-        (
-            values(llama__attention__head_count=8),
-            BackendError,
-            "has blk.0.attn_q.weight of .64, 64., where its metadata ask for",
-        ),
-        (values(llama__embedding_length=128), BackendError, "has token_embd.weight of"),
+        (values(llama__attention__head_count=8), BackendError, "has blk.0.attn_q.weight of .64, 64., where its metadata ask"),
         (values(llama__attention__layer_norm_rms_epsilon=float("nan")), BackendError, "must be finite and above 0"),
-        (values(llama__rope__freq_base=0.0), BackendError, "must be finite and above 0"),
-        (
-            lambda both: both["tensors"].update({"rope_freqs.weight": fabricated("F32", 1, 8, seed=0)}),
-            BackendError,
-            "rope_freqs.weight of .1, 8. in F32, where a list",
-        ),
+        (extra("rope_freqs.weight"), BackendError, "rope_freqs.weight of .2, 4. in F32, where a list"),
         (values("llama.attention.head_count"), BackendError, "has no llama.attention.head_count"),
         (lambda both: both["tensors"].pop("blk.1.ffn_up.weight"), BackendError, "has no blk.1.ffn_up.weight"),
         (tensor("output_norm.weight", nan), BackendError, "has output_norm.weight with values that are infinite or no numb"),
         (tensor("blk.1.attn_v.weight", infinite), BackendError, "has blk.1.attn_v.weight with values that are infinite"),
-        (lambda both: both["tensors"].update(odd=fabricated("F32", 2, 4, seed=0)), BackendError, "has no place for"),
+        (extra("odd"), BackendError, "has no place for"),
         (lambda both: both["tensors"].pop("token_embd.weight"), BackendError, "has no token_embd.weight"),
     ],
 )
@@ -367,10 +360,7 @@ def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exc
     [
         (values(tokenizer__huggingface__json="{}"), "a tokenizer that cannot be built"),
         (values(tokenizer__ggml__eos_token_id=70000), "no such id"),
-        (values(specdecpp__special_tokens="7"), "a tokenizer that cannot be built"),
         (values("tokenizer.huggingface.json", tokenizer__ggml__model="t5"), "of the kind t5"),
-        (values("tokenizer.huggingface.json", tokenizer__ggml__merges=["zzzz qqqq"]), "a tokenizer that cannot be built"),
-        (values("tokenizer.huggingface.json", tokenizer__ggml__token_type=[1, 2]), "tokens and 2 kinds"),
         (values("tokenizer.huggingface.json", "tokenizer.ggml.tokens"), "has no tokenizer.ggml.tokens"),
         (values("tokenizer.huggingface.json", tokenizer__ggml__tokens=["a"] * 9999), "9999 tokens and"),
     ],
@@ -388,9 +378,7 @@ def test_a_damaged_tokenizer_is_refused(change: Any, why: str, changed: Callable
         (lambda data: b"PK\x03\x04" + data[4:], "is no GGUF file: it begins with"),
         (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "is GGUF version 1"),
         (lambda data: data[:8] + struct.pack("<Q", 2**62) + data[16:], "ends within its header|has|gives"),
-        (lambda data: data[:16] + struct.pack("<Q", 2**62) + data[24:], "ends within its header|has"),
         (lambda data: data[:24] + struct.pack("<Q", 2**40) + data[32:], "ends within its header.* announces 1099511627808"),
-        (lambda data: data[:100], "ends within its header"),
         (lambda data: data[:-100], "is too short"),
         (lambda data: data.replace(b"blk.0.ffn_up", b"blk.1.ffn_up", 1), "has blk.1.ffn_up.weight twice"),
         (lambda data: data.replace(b"llama.vocab_size", b"general.fil\xff_xx", 1), "not UTF-8"),

@@ -115,8 +115,7 @@ def test_a_pair_from_local_folders_carries_its_names_and_sizes(folders: Folders,
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [("bfloat16", torch.bfloat16), (torch.float64, torch.float64), ("float32", torch.float32), ("auto", torch.float32)],
+    ("dtype", "expected"), [("bfloat16", torch.bfloat16), (torch.float64, torch.float64), ("auto", torch.float32)]
 )
 def test_dtype_reaches_both_models(folders: Folders, dtype: Any, expected: torch.dtype) -> None:
     """Catches a dtype that is dropped on the way to transformers, or reaches the target alone."""
@@ -196,23 +195,14 @@ SPLIT = r"'Hello world' becomes \[57, 8, 15, 15, 18\].*{} in the draft from toke
     [
         (file("config.json", "{"), NO_MODEL),
         (file("tokenizer.json", "{"), NO_TOKENIZER),
-        (file("tokenizer.json", '{"version": "1.0"}'), NO_TOKENIZER),
         (file("tokenizer.json", None), NO_TOKENIZER),
         (file("model.safetensors", "not weights"), NO_MODEL),
         (file("model.safetensors", None), NO_MODEL),
-        (setting("config.json", hidden_size=48), NO_MODEL),
-        (
-            weights(lambda found: found.pop("model.layers.1.mlp.up_proj.weight")),
-            r"incomplete: 1 are missing, first model\.layers\.1\.mlp\.up_proj\.weight",
-        ),
+        (weights(lambda found: found.pop("model.layers.1.mlp.up_proj.weight")), "incomplete: 1 are missing, first model.lay"),
         (weights(lambda found: found["model.norm.weight"].fill_(float("nan"))), "no finite numbers"),
-        (lambda folder: save_model(folder, layers=0), "its cache holds 0, so the two cannot be kept in step"),
-        (lambda folder: save_model(folder, kind="mamba"), "recurrent state"),
+        (lambda folder: save_model(folder, layers=0), "its cache holds 0"),
         (vocabulary(exchanged), r"differ at 2 ids.*: id 4 is 'a' / 'b'; id 5 is 'b' / 'a'\."),
-        (
-            vocabulary(lambda vocab: vocab.pop("N")),
-            r"\(64 tokens\) and draft \(63 tokens\) differ at 1 .*id 63 is 'N' / missing",
-        ),
+        (vocabulary(lambda vocab: vocab.pop("N")), r"\(63 tokens\) differ at 1 .*id 63 is 'N' / missing"),
         (vocabulary(without_letters), r"tokenizer of .* cannot spell: 'Hello world' becomes \[2, 2,"),
         (setting("tokenizer.json", normalizer={"type": "Lowercase"}), SPLIT.format(r"\[11, 8, 15, 15, 18\]")),
         (setting("tokenizer.json", pre_tokenizer={"type": "WhitespaceSplit"}), SPLIT.format(r"\[2, 2\]")),
@@ -223,26 +213,25 @@ def test_a_draft_that_is_damaged_or_does_not_fit_is_refused(
     folders: Folders, draft_copy: Path, spoil: Change, why: str
 ) -> None:
     """Catches errors of json, tokenizers, safetensors and transformers that escape the tree or do not say which model; weights
-    that transformers fills with random numbers; a model without layers, which decodes; draft tokens drawn from NaN; a recurrent
-    state; and tokenizers that are taken for one as their sizes, or their tables, are equal."""
+    that transformers fills with random numbers; a model without layers, which decodes; draft tokens drawn from NaN; and
+    tokenizers that are taken for one as their sizes, or their tables, are equal."""
     spoil(draft_copy)
     where = f" {draft_copy}" if why in (NO_TOKENIZER, NO_MODEL) else ""
     with pytest.raises((PairError, BackendError), match=why + where):
         load_pair(folders[0], draft=draft_copy, backend="eager")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_tied_output_layer_does_not_count_as_missing(kind: str, tmp_path: Path) -> None:
+def test_a_tied_output_layer_does_not_count_as_missing(tmp_path: Path) -> None:
     """Catches a completeness check that refuses checkpoints whose output layer is the embedding."""
-    save_model(tmp_path, kind=kind, tie_word_embeddings=True)
-    expected = fingerprint(tiny_model(kind, seed=1, tie_word_embeddings=True))
+    save_model(tmp_path, tie_word_embeddings=True)
+    expected = fingerprint(tiny_model("llama", seed=1, tie_word_embeddings=True))
     assert load_pair(tmp_path, draft=tmp_path).target_fingerprint == expected
 
 
 # One tokenizer
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma"])
 def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
     """Catches the tokenizer that transformers makes up, for which every prompt is one start token."""
     tiny_model(kind).save_pretrained(tmp_path)
@@ -338,25 +327,22 @@ def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
 def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches weights that are read again at each load, and a memory that outlives a change of any of the files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "a.safetensors").write_bytes(b"weights")
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"weights")
     (tmp_path / "config.json").write_bytes(b"{}")
     files, made = fingerprints.weight_files(tmp_path), iter("abcdefgh")
     assert {path.name for path in files} == {"a.safetensors", "config.json"}
 
-    def found() -> str:
-        return fingerprints.remembered(files, lambda: next(made), dtype="auto")
+    def found(dtype: str = "auto") -> str:
+        return fingerprints.remembered(files, lambda: next(made), dtype=dtype)
 
     assert (found(), found()) == ("a", "b"), "files of this second may change again without another time"
     monkeypatch.setattr(fingerprints, "SETTLED_S", -1.0)
-    assert (found(), found()) == ("c", "c")
-    assert fingerprints.remembered(files, lambda: "z", dtype="float16") == "z"
-    times = (tmp_path / "a.safetensors").stat()
-    (tmp_path / "a.safetensors").write_bytes(b"WEIGHTS")
-    os.utime(tmp_path / "a.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert (found(), found()) == ("d", "d"), "same size, and the time put back"
-    (tmp_path / "config.json").write_bytes(b"{ }")
-    assert (found(), found()) == ("e", "e")
-    assert fingerprints.remembered([], lambda: next(made), dtype="auto") == "f"
+    assert (found(), found(), found("float16")) == ("c", "c", "d")
+    times = path.stat()
+    path.write_bytes(b"WEIGHTS")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (found(), found()) == ("e", "e"), "same size, and the time put back"
     (tmp_path / "adapter_config.json").write_bytes(b"{}")
     assert fingerprints.weight_files(tmp_path) == [], "weights of an adapter's base lie elsewhere"
 
@@ -428,9 +414,7 @@ def test_ends_end_and_ignore_eos_ignores_them(pair: Pair) -> None:
     decoder = Decoder(replace(pair, ends=(9, 30, 47)), policy=Fixed(k=3))
     answers = [decoder.generate("hello", max_tokens=60, seed=seed) for seed in range(30)]
     assert {out.tokens[-1] for out in answers if out.finish_reason == "eos"} == {9, 30, 47}
-    for out in answers:
-        assert not set(out.tokens[:-1]) & {9, 30, 47}
-        assert len(out.text) == len(out.tokens) - (out.finish_reason == "eos") - sum(t < 3 for t in out.tokens)
+    assert not any(set(out.tokens[:-1]) & {9, 30, 47} for out in answers)
     ignoring = decoder.generate("hello", max_tokens=60, seed=0, ignore_eos=True)
     assert (len(ignoring.tokens), ignoring.finish_reason) == (60, "length")
 
@@ -483,19 +467,14 @@ def test_requests_that_cannot_be_decoded(decoder: Decoder, prompt: Any, options:
             ask(prompt, **options)
 
 
-def test_every_option_of_sampling_reaches_the_session(decoder: Decoder) -> None:
-    """Catches an option that is taken and forgotten, and defaults that no file names, such as a top-k of 50."""
-    asked: dict[str, Any] = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5}
-    assert decoder.start("hello", **asked).sampling == Sampling(**asked)
-    assert decoder.start("hello").sampling == Sampling()
-
-
 def test_the_models_own_generation_config_is_the_default(folders: Folders, target_copy: Path) -> None:
-    """Catches sampling parameters that a model asks for and nobody follows, ones that overrule what was named, and a top-k
-    that cannot be switched off."""
+    """Catches sampling parameters that a model asks for and nobody follows, ones that overrule what was named, an option
+    that is forgotten, and a top-k that cannot be switched off."""
     setting("generation_config.json", temperature=0.6, top_k=20, top_p=0.95, do_sample=True)(target_copy)
     decoder = Decoder(load_pair(target_copy, draft=folders[1]))
     own = Sampling(temperature=0.6, top_k=20, top_p=0.95)
+    asked: dict[str, Any] = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5}
+    assert decoder.start("hello", **asked).sampling == Sampling(**asked)
     assert decoder.start("hello").sampling == own
     assert decoder.start("hello", temperature=None, top_k=None).sampling == own
     assert decoder.start("hello", temperature=1.0, top_k=0).sampling == Sampling(top_p=0.95)
