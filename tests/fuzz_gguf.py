@@ -9,7 +9,7 @@ KEYS = [
     *(b"llama." + key for key in (b"block_count", b"embedding_length", b"context_length", b"rope.freq_base")),
     *(b"llama.attention." + key for key in (b"head_count", b"head_count_kv", b"layer_norm_rms_epsilon")),
     *(b"tokenizer.ggml." + key for key in (b"model", b"pre", b"tokens", b"token_type", b"merges", b"eos_token_id")),
-    *(b"general.architecture", b"tokenizer.chat_template", b"specdecpp.end_token_ids", b"specdecpp.special_tokens"),
+    *(b"general.architecture", b"tokenizer.chat_template", b"specdecpp.end_token_ids"),
 ]
 TENSORS = b"token_embd", b"output_norm", b"blk.0.attn_q", b"blk.1.ffn_down"
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdecpp import __version__, cache_dir
+from specdecpp import cache_dir
 from specdecpp.backends import trimmed
 from specdecpp.backends.families import described
 from specdecpp.backends.lean import LeanModel
@@ -38,7 +38,7 @@ from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_header import Header, TensorInfo, opened
 from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS, Stored
-from specdecpp.loading.gguf_tokenizer import ENDS, JSON, SPECIAL, WAYS
+from specdecpp.loading.gguf_tokenizer import ENDS, JSON, WAYS
 from specdecpp.loading.models import end_ids
 
 FINGERPRINT = "specdecpp.fingerprint"
@@ -84,7 +84,6 @@ def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision 
     with new_file(path, _ARCHITECTURES[type(model).__name__], tensors) as writer:
         _describe(writer, model, name=name, precision=precision)
         writer.add_string(FINGERPRINT, fingerprint(model))
-        writer.add_string("specdecpp.version", __version__)
         _add_output_ids(writer, getattr(model.config, trimmed.KEY, None))
         _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
 
@@ -344,5 +343,3 @@ def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends
     special.add_to_gguf(writer, quiet=True)
     if ends:
         writer.add_string(ENDS, ",".join(map(str, ends)))
-    named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token}
-    writer.add_string(SPECIAL, json.dumps([token for token in tokenizer.all_special_tokens if token not in named]))
