@@ -354,15 +354,15 @@ def test_a_head_that_does_not_fit_is_refused(folders: Folders, pair: Pair, tmp_p
     """Catches a head that silently judges a draft it never saw, a shape error in the middle of the first answer, and a head
     of an earlier version that is called another pair's."""
     other = 2 * "0123456789abcdef"
-    cards = (
+    cards: tuple[tuple[dict[str, Any], str], ...] = (
         ({"draft": other}, rf"another draft.*{other}, this draft is {pair.draft_fingerprint}"),
         ({"draft": other[:16]}, rf"{other[:16]}.*An earlier version .*{pair.draft_fingerprint}.*head\.json"),
         ({"target": other}, rf"another target.*{other}, this target is {pair.target_fingerprint}"),
         ({"hidden_size": 24}, "of width 24, the draft has width 32"),
     )
     for said, message in cards:
-        card: dict[str, Any] = {"target": pair.target_fingerprint, "draft": pair.draft_fingerprint}
-        head = AcceptanceHead(HeadCard(**({"hidden_size": 32} | card | said)))
+        fitting = HeadCard(hidden_size=32, target=pair.target_fingerprint, draft=pair.draft_fingerprint)
+        head = AcceptanceHead(replace(fitting, **said))
         head.save_pretrained(tmp_path)
         with pytest.raises(HeadError, match=message):
             load_pair(folders[0], draft=folders[1], head=tmp_path)
