@@ -33,14 +33,9 @@ from specdecpp.verify import TokenVerification
 BUDGET_S = 1.8
 """Seconds after which no further turn begins."""
 CANDIDATES, TURN, TURNS = 4, 4, 8
-METHOD = 14
-QUICKER = 1.3
-"""Kept figures are those of a busy machine where the threads that they chose are quicker by this factor in three steps when the
-pair is loaded again. Then all are measured again."""
+METHOD = 15
 LONG_S = 1.0
 """A first step of a turn that takes longer says enough; a shorter one may have been spent on beginning."""
-CROWDED = 2.0
-"""All threads take this many times as long as one only where others are at work on the machine."""
 log = logging.getLogger("specdecpp.loading")
 _THREADED = {"native", "native-int8", "llama.cpp"}  # with threads of their own; the others have torch's
 
@@ -124,7 +119,6 @@ def _fastest(option: BackendOption) -> tuple[int, str]:
     """The number of threads with the fastest steps, from memory or measured, and the option's name with the figures."""
     most = torch.get_num_threads()
     if not _THREADED & {*option.kinds} or most == 1:
-        option.backends(1)
         return 1, option.name
     facts = {
         "method": METHOD,
@@ -133,7 +127,11 @@ def _fastest(option: BackendOption) -> tuple[int, str]:
         "code": code(),
         **cache_dir.about(),
     }
-    seconds = _kept(facts, option) or _measured(facts, option)
+    try:
+        found = (cache_dir.recall("threads", facts) or {})["step_s"]
+        seconds = {num: float(found[str(num)]) for num in (1, most)}
+    except (KeyError, TypeError, ValueError):
+        seconds = _measured(facts, option)
     best, other = sorted(seconds, key=seconds.__getitem__)
     return best, (
         f"{option.name}, {_named(best)}: {1e3 * seconds[best]:.1f} ms a step of {CANDIDATES} draft tokens here; "
@@ -145,19 +143,9 @@ def _named(num_threads: int) -> str:
     return "1 thread" if num_threads == 1 else f"{num_threads} threads"
 
 
-def _kept(facts: dict[str, Any], option: BackendOption) -> dict[int, float] | None:
-    """The figures that were remembered; None where there are none, or they are those of a busy machine."""
-    try:
-        found = (cache_dir.recall("threads", facts) or {})["step_s"]
-        seconds = {num: float(found[str(num)]) for num in (1, torch.get_num_threads())}
-    except (KeyError, TypeError, ValueError):
-        return None
-    best = min(seconds, key=seconds.__getitem__)
-    return None if QUICKER * min(_turn(_steps(option, best), 3)) < seconds[best] else seconds
-
-
 def _measured(facts: dict[str, Any], option: BackendOption) -> dict[int, float]:
-    """Seconds of a step with one thread and with all, in turns of several steps."""
+    """Seconds of a step with one thread and with all, in turns of several steps. They are kept for good where all are faster, as
+    they are unless others are at work on the machine."""
     most, times, began = torch.get_num_threads(), {}, perf_counter()
     trials: dict[int, Iterator[float]] = {}
     for num in (1, most):
@@ -170,7 +158,7 @@ def _measured(facts: dict[str, Any], option: BackendOption) -> dict[int, float]:
         for num, trial in trials.items():
             times[num] += _turn(trial, TURN)
     seconds = {num: sorted(found)[len(found) // 4] for num, found in times.items()}  # a busy machine adds to some
-    is_steady = cache_dir.is_steady(times.values()) and seconds[most] < CROWDED * seconds[1]
+    is_steady = cache_dir.is_steady(times.values()) and seconds[most] < seconds[1]
     cache_dir.remember("threads", facts, {"step_s": seconds}, is_steady=is_steady)
     return seconds
 
