@@ -392,18 +392,13 @@ def test_damage_is_told(spoil: Callable[[bytes], bytes], why: str, sound: Path, 
     assert str(tmp_path / "m.gguf") in str(caught.value)
 
 
-@pytest.mark.parametrize("is_cut", [True, False])
-def test_a_file_that_changes_while_it_is_read_is_told(is_cut: bool, sound: Path, tmp_path: Path):
-    """Catches a signal that ends the process where a mapped file becomes shorter, and rows of two files in one model."""
+def test_a_file_that_is_cut_while_it_is_read_is_told(sound: Path, tmp_path: Path):
+    """Catches a signal that ends the process where a mapped file becomes shorter."""
     path = Path(shutil.copy(sound / "target.gguf", tmp_path / "m.gguf"))
-    os.utime(path, (1e9, 1e9))
     model, header = GGUF(path), Header(path)
-    if is_cut:
-        os.truncate(path, header.end)
-    else:
-        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    os.truncate(path, header.end)
     for read in (lambda: model.backend("native", vocab_size=SIZE, num_threads=1), lambda: digest_of(header)):
-        with pytest.raises(BackendError, match=r"m.gguf was changed while it was read: it had \d+ bytes when .*Load it again"):
+        with pytest.raises(BackendError, match=r"m.gguf was changed while it was read: it has \d+ bytes now.*Load it again"):
             read()
 
 

@@ -144,8 +144,8 @@ def _named(num_threads: int) -> str:
 
 
 def _measured(facts: dict[str, Any], option: BackendOption) -> dict[int, float]:
-    """Seconds of a step with one thread and with all, in turns of several steps. They are kept for good where all are faster, as
-    they are unless others are at work on the machine."""
+    """Seconds of a step with one thread and with all, in turns of several steps. They are kept for good where all are faster,
+    as they are unless others are at work on the machine."""
     most, times, began = torch.get_num_threads(), {}, perf_counter()
     trials: dict[int, Iterator[float]] = {}
     for num in (1, most):

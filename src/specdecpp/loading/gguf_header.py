@@ -27,36 +27,16 @@ _BOOL, _TEXT, _LIST = 7, 8, 9
 _ADVICE = "The file is damaged, or was not fetched whole: fetch or write it again"
 
 
-class File:
-    """The bytes of a file, by plain reads. Raises `BackendError` where it cannot be read, or has changed since then."""
-
-    def __init__(self, path: Path):
-        self.path, self.stat = path, path.stat()
-
-    def read(self, at: int, size: int) -> np.ndarray:
-        """Bytes from this position, uint8 [size]."""
-        try:
-            found, now = np.fromfile(self.path, np.uint8, size, offset=at), self.path.stat()
-        except OSError as error:
-            raise BackendError(f"{self.path} cannot be read ({error.strerror}). Name a GGUF file that can be.") from error
-        if len(found) < size or (now.st_size, now.st_mtime_ns) != (self.stat.st_size, self.stat.st_mtime_ns):
-            raise BackendError(
-                f"{self.path.name} was changed while it was read: it had {self.stat.st_size} bytes when it was opened, and has "
-                f"{now.st_size} now. Load it again when nothing writes to it ({self.path})."
-            )
-        return found
-
-
 @dataclass(frozen=True)
 class TensorInfo:
     """A tensor of a file: GGML's name of its type, its shape as torch has it, and the start of its bytes, in rows of `row`.
 
-    `file` is None for a type that is not known here.
+    `path` is None for a type that is not known here.
     """
 
     kind: str
     shape: tuple[int, ...]
-    file: File | None = None
+    path: Path | None = None
     start: int = 0
     row: int = 0
 
@@ -70,11 +50,21 @@ class TensorInfo:
         return next(self.parts(self.num_bytes))
 
     def parts(self, size: int = CHUNK) -> Iterator[np.ndarray]:
-        """Its bytes, some rows at a time."""
-        assert self.file is not None, "a type that is not known has no rows"
+        """Its bytes, some rows at a time. Raises `BackendError` where the file cannot be read, or was cut since."""
+        assert self.path is not None, "a type that is not known has no rows"
         step = max(1, size // self.row) * self.row
         for first in range(0, self.num_bytes, step):
-            yield self.file.read(self.start + first, min(step, self.num_bytes - first)).reshape(-1, self.row)
+            num = min(step, self.num_bytes - first)
+            try:
+                found = np.fromfile(self.path, np.uint8, num, offset=self.start + first)
+            except OSError as error:
+                raise BackendError(f"{self.path} cannot be read ({error.strerror}). Name a GGUF file that can be.") from error
+            if len(found) < num:
+                raise BackendError(
+                    f"{self.path.name} was changed while it was read: it has {self.path.stat().st_size} bytes now. Load it "
+                    f"again when nothing writes to it ({self.path})."
+                )
+            yield found.reshape(-1, self.row)
 
 
 class Header:
@@ -85,8 +75,7 @@ class Header:
         self.paths = [self.path]
         if not self.path.is_file():
             raise BackendError(f"there is no file {self.path}. Give the path of a GGUF file.")
-        self._file, self.end = File(self.path), 0
-        self._size = self._file.stat.st_size
+        self._size, self.end = self.path.stat().st_size, 0
         self.values: dict[str, Any] = {}
         self.types: dict[str, int] = {}
         """GGUF's number of the type of each value, or of the items of a list."""
@@ -209,7 +198,7 @@ class Header:
                 continue
             if shape[-1] % block:
                 self.fail(f"has {name} with rows of {shape[-1]} values in {kind}, which packs {block} at a time")
-            info = TensorInfo(kind, shape, self._file, start + offset, shape[-1] // block * size)
+            info = TensorInfo(kind, shape, self.path, start + offset, shape[-1] // block * size)
             reached, last = offset + info.num_bytes, name
             if start + reached > self._size:
                 self.fail(f"is too short: {name} should end at byte {start + reached}, and it has {self._size}")
