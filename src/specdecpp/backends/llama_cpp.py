@@ -43,7 +43,8 @@ class LlamaCppModel:
         self.file = path if isinstance(path, GGUFFile) else GGUFFile(path)
         self.vocab_size = scored_rows(vocab_size, self.file.num_rows, self.file.path.name)
         self.output_ids = trimmed.checked(output_ids, vocab_size=self.vocab_size)
-        self.hidden_size, self.max_length = self.file.hidden_size, self.file.max_length
+        self.hidden_size = self.file.hidden_size
+        self.max_length: int | None = self.file.max_length
         self.device, self.num_threads = torch.device("cpu"), num_threads
 
     def new_cache(self) -> "GGUFCache":
