@@ -8,8 +8,9 @@ that were sent away. The figures are remembered, so a pair that is loaded again 
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -30,14 +31,12 @@ from specdecpp.step import Plan, Request
 from specdecpp.verify import TokenVerification
 
 BUDGET_S = 1.8
-"""Seconds for all numbers of threads together, once each has had two steps."""
-CANDIDATES, CONTEXT, TURN, CYCLES = 4, 64, 4, 8
-METHOD = 13
-CLOSE = 1.5
-"""Threads with which a step takes so many times as long as with others get no more steps, from the third turn on."""
-QUICKER, LOOK = 1.3, 3
-"""Kept figures are those of a busy machine where the threads that they chose are quicker by this factor in a turn of so many
-steps when the pair is loaded again. Then all are measured again."""
+"""Seconds after which no further turn begins."""
+CANDIDATES, TURN, TURNS = 4, 4, 8
+METHOD = 14
+QUICKER = 1.3
+"""Kept figures are those of a busy machine where the threads that they chose are quicker by this factor in three steps when the
+pair is loaded again. Then all are measured again."""
 LONG_S = 1.0
 """A first step of a turn that takes longer says enough; a shorter one may have been spent on beginning."""
 CROWDED = 2.0
@@ -154,60 +153,52 @@ def _kept(facts: dict[str, Any], option: BackendOption) -> dict[int, float] | No
     except (KeyError, TypeError, ValueError):
         return None
     best = min(seconds, key=seconds.__getitem__)
-    look = _Trial(*option.backends(best), context=0).turn(LOOK)
-    return None if QUICKER * min(look) < seconds[best] else seconds
+    return None if QUICKER * min(_turn(_steps(option, best), 3)) < seconds[best] else seconds
 
 
 def _measured(facts: dict[str, Any], option: BackendOption) -> dict[int, float]:
-    """Seconds of a step with each number of threads, in turns of several steps; who falls behind takes no more turns."""
-    most, trials = torch.get_num_threads(), {}
+    """Seconds of a step with one thread and with all, in turns of several steps."""
+    most, times, began = torch.get_num_threads(), {}, perf_counter()
+    trials: dict[int, Iterator[float]] = {}
     for num in (1, most):
         log.info("trying %s, %s", option.name, _named(num))
-        trials[num] = _Trial(*option.backends(num), context=CONTEXT)
-    times, began = {num: trial.turn(2) for num, trial in trials.items()}, perf_counter()
-    for cycle in range(CYCLES):
-        best = [min(found) for found in times.values()]
-        is_clear = cycle > 1 and max(best) > CLOSE * min(best)  # a first step may be slow by chance
-        if is_clear or perf_counter() - began + TURN * sum(best) > BUDGET_S:
+        trials[num] = _steps(option, num)
+        times[num] = _turn(trials[num], 2)
+    for _ in range(TURNS):
+        if perf_counter() - began > BUDGET_S:
             break
         for num, trial in trials.items():
-            times[num] += trial.turn(TURN)
+            times[num] += _turn(trial, TURN)
     seconds = {num: sorted(found)[len(found) // 4] for num, found in times.items()}  # a busy machine adds to some
     is_steady = cache_dir.is_steady(times.values()) and seconds[most] < CROWDED * seconds[1]
     cache_dir.remember("threads", facts, {"step_s": seconds}, is_steady=is_steady)
     return seconds
 
 
-class _Trial:
-    """Steps of a fixed length as they are decoded, behind a short context or none."""
+def _turn(steps: Iterator[float], num: int) -> list[float]:
+    """Seconds of so many steps but for the first, which finds the caches as others left them; of that where it is long."""
+    first = next(steps)
+    return [first] if first > LONG_S else list(islice(steps, num - 1))
 
-    def __init__(self, target: Model, draft: Model | SuffixDrafter, *, context: int):
-        self._caches = target.new_cache(), draft.new_cache()
-        room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=CONTEXT + CANDIDATES + 1)
-        self._num = max(0, min(CANDIDATES, room - 2))
-        self._context = min(context, room - self._num - 1)
-        self._request = Request(
-            target=self._caches[0],
-            draft=self._caches[1],
-            policy=Fixed(k=self._num),
-            verification=TokenVerification(),
-            sampling=Sampling(),
-            randomness=streams(0),
-        )
-        self._engine = engine_for(self._request)
-        if self._context:
-            for cache in self._caches:
-                cache.extend([0] * self._context, rows=1)
 
-    def turn(self, num: int) -> list[float]:
-        """Seconds of so many steps but for the first, which finds the caches as others left them; of that where it is long."""
-        first = self._step_s()
-        return [first] if first > LONG_S else [self._step_s() for _ in range(num - 1)]
-
-    def _step_s(self) -> float:
+def _steps(option: BackendOption, num_threads: int) -> Iterator[float]:
+    """Seconds of one step after another of a fixed length, as they are decoded behind one token."""
+    target, draft = option.backends(num_threads)
+    caches = target.new_cache(), draft.new_cache()
+    room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=CANDIDATES + 2)
+    num = max(0, min(CANDIDATES, room - 2))
+    request = Request(
+        target=caches[0],
+        draft=caches[1],
+        policy=Fixed(k=num),
+        verification=TokenVerification(),
+        sampling=Sampling(),
+        randomness=streams(0),
+    )
+    engine = engine_for(request)
+    while True:
         began = perf_counter()
-        decision = decide(self._request.policy, None, None, self._num)
-        self._engine.run([Plan(self._request, [0] * (self._context + 1), decision)])
-        for cache in self._caches:
-            cache.rollback(self._context)
-        return perf_counter() - began
+        engine.run([Plan(request, [0], decide(request.policy, None, None, num))])
+        for cache in caches:
+            cache.rollback(0)
+        yield perf_counter() - began

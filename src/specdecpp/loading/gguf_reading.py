@@ -236,7 +236,6 @@ def _angles(header: Header) -> dict[str, Any]:
     """The rotary angles."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": _real(header, "rope.freq_base", 1e4)}
     kind = header.text(f"{header.text('general.architecture')}.rope.scaling.type", "none")
-    factor = _real(header, "rope.scaling.factor", 1.0)
     if all(name in header.tensors for name in _LONG.values()):
         context = _width(header, "context_length")
         before = _width(header, "rope.scaling.original_context_length", context)
@@ -244,12 +243,10 @@ def _angles(header: Header) -> dict[str, Any]:
         found |= {"rope_type": "longrope", "original_max_position_embeddings": before, "factor": context / before}
     elif FACTORS in header.tensors:
         found |= LLAMA3 | {"factor": round(float(_vector(header, FACTORS).max()), 4)}
-    elif kind == "linear" and factor != 1:
-        found |= {"rope_type": kind, "factor": factor}
-    elif kind == "yarn":
+    elif kind in ("linear", "yarn"):
+        found |= {"rope_type": kind, "factor": _real(header, "rope.scaling.factor", 1.0)}
+    if found["rope_type"] == "yarn":
         found |= {
-            "rope_type": kind,
-            "factor": factor,
             "original_max_position_embeddings": _width(header, "rope.scaling.original_context_length"),
             "beta_fast": _real(header, "rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": _real(header, "rope.scaling.yarn_beta_slow", 1.0),

@@ -10,7 +10,6 @@ transformers converts the same keys with code that is no part of its interface, 
 tokenizer does.
 """
 
-import json
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +19,6 @@ from specdecpp.loading.gguf_header import Header
 
 ENDS = "specdecpp.end_token_ids"
 """The metadata key of all ids that end a text, with commas: GGUF itself has room for one or two."""
-SPECIAL = "specdecpp.special_tokens"
-"""The metadata key of the special tokens that have no role in GGUF, as a JSON list."""
 JSON, TEMPLATE = "tokenizer.huggingface.json", "tokenizer.chat_template"
 _NORMAL, _UNKNOWN, _CONTROL, _ADDED = 1, 2, 3, 4
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -100,8 +97,7 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
 
 def keys_of(header: Header) -> dict[str, Any]:
     """All that a file says of its tokenizer but for the chat template: where two say the same, one need be built."""
-    found = {key: value for key, value in header.values.items() if key.startswith("tokenizer.") or key == SPECIAL}
-    found.pop(TEMPLATE, None)
+    found = {key: value for key, value in header.values.items() if key.startswith("tokenizer.") and key != TEMPLATE}
     return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in found.items()}
 
 
@@ -205,7 +201,7 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
 
 
 def _wrapped(backend: Any, header: Header) -> Any:
-    """A tokenizer of transformers, with its roles, the special tokens without one, and its chat template."""
+    """A tokenizer of transformers, with its roles and its chat template."""
     from transformers import PreTrainedTokenizerFast
 
     roles = {}
@@ -214,8 +210,7 @@ def _wrapped(backend: Any, header: Header) -> Any:
             token = roles[f"{role}_token"] = backend.id_to_token(header.integer(key))
             if token is None:
                 header.fail(f"says {key} = {header.values[key]}, and its tokenizer has no such id")
-    special = json.loads(header.text(SPECIAL, "[]"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_Uncopied(backend), extra_special_tokens=special, **roles)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_Uncopied(backend), **roles)
     tokenizer.chat_template = header.text(TEMPLATE) if TEMPLATE in header else None
     return tokenizer
 

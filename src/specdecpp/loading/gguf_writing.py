@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdecpp import __version__, cache_dir
+from specdecpp import cache_dir
 from specdecpp.backends import trimmed
 from specdecpp.backends.families import described
 from specdecpp.backends.lean import LeanModel
@@ -38,7 +38,7 @@ from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_header import Header, TensorInfo, opened
 from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS, Stored
-from specdecpp.loading.gguf_tokenizer import ENDS, JSON, SPECIAL, WAYS
+from specdecpp.loading.gguf_tokenizer import ENDS, JSON, WAYS
 from specdecpp.loading.models import end_ids
 
 FINGERPRINT = "specdecpp.fingerprint"
@@ -81,10 +81,9 @@ def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision 
     """
     tensors = _tensors(model, precision)
     vocabulary = vocabulary_of(tokenizer, size=int(model.config.vocab_size))
-    with _writer(path, _ARCHITECTURES[type(model).__name__], tensors) as writer:
+    with new_file(path, _ARCHITECTURES[type(model).__name__], tensors) as writer:
         _describe(writer, model, name=name, precision=precision)
         writer.add_string(FINGERPRINT, fingerprint(model))
-        writer.add_string("specdecpp.version", __version__)
         _add_output_ids(writer, getattr(model.config, trimmed.KEY, None))
         _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
 
@@ -130,7 +129,7 @@ def pared(path: str | Path, out: str | Path, layers: int) -> None:
     """Write the part of a file that `cut` made which is not another's first layers: `grow` needs it beside that other."""
     header = opened(path)
     architecture = header.text("general.architecture")
-    with _writer(out, architecture, _own(header.tensors, layers)) as writer:
+    with new_file(out, architecture, _own(header.tensors, layers)) as writer:
         writer.add_block_count(header.integer(f"{architecture}.block_count"))
         writer.add_uint32(_KEPT, layers)
         _add_output_ids(writer, header.values.get(OUTPUT_IDS))
@@ -161,7 +160,7 @@ def _write_cut(header: Header, out: str | Path, layers: int, own: Tensors, *, to
 
     architecture = header.text("general.architecture")
     kept = {name: tensor for name, tensor in header.tensors.items() if _layer(name) < layers and name not in own}
-    with _writer(out, architecture, kept | dict(own)) as writer:
+    with new_file(out, architecture, kept | dict(own)) as writer:
         for key, value in header.values.items():
             if key in ("general.architecture", "general.alignment", FINGERPRINT, OUTPUT_IDS):
                 continue  # the writer adds two itself, and it is another model now
@@ -174,7 +173,7 @@ def _write_cut(header: Header, out: str | Path, layers: int, own: Tensors, *, to
 
 
 @contextmanager
-def _writer(path: str | Path, architecture: str, tensors: Tensors) -> Iterator[Any]:
+def new_file(path: str | Path, architecture: str, tensors: Tensors) -> Iterator[Any]:
     """A writer for the metadata of a file, whose tensors follow at the end: it is there whole or not at all."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
@@ -344,5 +343,3 @@ def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends
     special.add_to_gguf(writer, quiet=True)
     if ends:
         writer.add_string(ENDS, ",".join(map(str, ends)))
-    named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token}
-    writer.add_string(SPECIAL, json.dumps([token for token in tokenizer.all_special_tokens if token not in named]))

@@ -5,7 +5,6 @@ With no names, `load_pair()` gives the small reference pair that ships with the 
 """
 
 import logging
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 from specdecpp.backends import Model
 from specdecpp.backends.kept import Kept
-from specdecpp.errors import PairError, PairWarning
+from specdecpp.errors import PairError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import PAIRS, shipped
 from specdecpp.loading.choice import choose
@@ -173,17 +172,10 @@ def load_pair(
 
 
 def known_ends(ends: tuple[int, ...], *, vocab_size: int, name: str) -> tuple[int, ...]:
-    """Those ids of a text's end that the models have. A `PairWarning` names the others: an id too many does no harm, but where
-    none is left an answer ends at its limit only."""
+    """Those ids of a text's end that the models have: where none is left, answers go on to max_tokens."""
     known = tuple(i for i in ends if isinstance(i, int) and 0 <= i < vocab_size)
     if unknown := [i for i in ends if i not in known]:
-        left = "no other ends a text, so that answers go on to max_tokens" if not known else f"{[*known]} are left"
-        warnings.warn(
-            f"{name} says that the ids {unknown} end a text, and the models have ids up to {vocab_size - 1}: {left}. Correct "
-            "eos_token_id in its generation_config.json.",
-            PairWarning,
-            stacklevel=3,
-        )
+        log.warning("%s: the ids %s end a text, and the models have ids up to %d", name, unknown, vocab_size - 1)
     return known
 
 
