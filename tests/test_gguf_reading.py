@@ -25,7 +25,7 @@ from specdecpp.loading import gguf as files
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, Stored, digest_of
+from specdecpp.loading.gguf_reading import Stored, digest_of
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.pair import load_pair
 from specdecpp.loading.tokenizers import PROBES
@@ -71,20 +71,20 @@ def changed(sound: Path, tmp_path: Path) -> Callable[[Change], Path]:
 def test_the_model_is_the_one_that_was_written(kind: str, config: dict[str, Any], tmp_path: Path):
     """Catches rows of q and k in llama.cpp's order, lost biases, norms, ties and rotary factors, another epsilon or base."""
     model = model_of(kind, **config)
-    source = GGUFSource(written(tmp_path / "m.gguf", model))
+    source = GGUF(written(tmp_path / "m.gguf", model))
     assert {p.device.type for p in source.skeleton.parameters()} == {"meta"}
     assert torch.allclose(source.skeleton.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq, rtol=1e-6)
     assert set(source.stored) == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
         assert torch.equal(source.stored[name].dequantised(), parameter), name
-    assert torch.allclose(logits_of(source.model()), logits_of(model), atol=1e-5)
+    assert torch.allclose(logits_of(source.model), logits_of(model), atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["f16", "q8_0", "q4_1"])
 def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path: Path):
     """Catches rows that are moved apart from their scales, and a type that is taken for another."""
     model = model_of()
-    for name, stored in GGUFSource(written(tmp_path / "m.gguf", model, precision)).stored.items():
+    for name, stored in GGUF(written(tmp_path / "m.gguf", model, precision)).stored.items():
         exact = model.get_parameter(name).detach().numpy()
         kind = gguf.GGMLQuantizationType[stored.kind]
         assert stored.kind == (
@@ -108,7 +108,7 @@ def test_blocks_of_256_arrive(kind: str, tmp_path: Path):
             if len(stored.shape) == 2:
                 made[name] = both["tensors"][name] = fabricated(kind, *stored.shape, seed=i)
 
-    source = GGUFSource(rewritten(tmp_path / "f.gguf", tmp_path / "m.gguf", change=change))
+    source = GGUF(rewritten(tmp_path / "f.gguf", tmp_path / "m.gguf", change=change))
     found = source.stored["model.layers.1.mlp.down_proj.weight"]
     assert found.kind == kind
     assert torch.equal(found.dequantised(), made["blk.1.ffn_down.weight"].dequantised())
@@ -145,7 +145,7 @@ def test_other_families_are_read(kind: str, window: int | None, tmp_path: Path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert torch.allclose(logits_of(GGUFSource(tmp_path / "m.gguf").model()), logits_of(model), atol=1e-4)
+    assert torch.allclose(logits_of(GGUF(tmp_path / "m.gguf").model), logits_of(model), atol=1e-4)
 
 
 def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
@@ -160,7 +160,7 @@ def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
 
         rewritten(sound / "target.gguf", tmp_path / f"m-{i + 1:05}-of-00002.gguf", change=change)
     first, second = sorted(tmp_path.glob("m-*.gguf"))
-    assert torch.equal(logits_of(GGUFSource(first).model()), logits_of(GGUFSource(sound / "target.gguf").model()))
+    assert torch.equal(logits_of(GGUF(first).model), logits_of(GGUF(sound / "target.gguf").model))
     shutil.copy(first, tmp_path / "other.gguf")
     for path in (second, tmp_path / "other.gguf"):
         with pytest.raises(BackendError, match=r"is one of 2 parts.*Name the first"):
@@ -270,7 +270,7 @@ def test_every_backend_decodes_the_targets_text(backend: Any, sound: Path):
     assert pair.backends.startswith(backend)
     prompt = encode(pair, "Ann has 3 bags of 12 apples")
     out = sd.Decoder(pair, policy=sd.Fixed(k=3)).generate(prompt, max_tokens=12, temperature=0, ignore_eos=True)
-    model, ids = GGUFSource(sound / "target.gguf").model(), list(prompt)
+    model, ids = GGUF(sound / "target.gguf").model, list(prompt)
     with torch.inference_mode():
         for _ in range(12):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
@@ -368,7 +368,7 @@ def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exc
     [
         (values(tokenizer__huggingface__json="{}"), "a tokenizer that cannot be built"),
         (values(tokenizer__ggml__eos_token_id=70000), "no such id"),
-        (values(specdecpp__special_tokens="7"), "no list of texts"),
+        (values(specdecpp__special_tokens="7"), "a tokenizer that cannot be built"),
         (values("tokenizer.huggingface.json", tokenizer__ggml__model="t5"), "of the kind t5"),
         (values("tokenizer.huggingface.json", tokenizer__ggml__merges=["zzzz qqqq"]), "a tokenizer that cannot be built"),
         (values("tokenizer.huggingface.json", tokenizer__ggml__token_type=[1, 2]), "tokens and 2 kinds"),
@@ -422,7 +422,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(is_cut: bool, sound: Path,
 
 def test_no_weights_are_held_by_a_file(sound: Path):
     """Catches a second copy of the weights in memory beside the one that a backend makes."""
-    source = GGUFSource(sound / "target.gguf")
+    source = GGUF(sound / "target.gguf")
     assert not any(isinstance(stored.source, np.ndarray) for stored in source.stored.values())
 
 

@@ -211,8 +211,7 @@ SPLIT = r"'Hello world' becomes \[57, 8, 15, 15, 18\].*{} in the draft from toke
             r"incomplete: 1 are missing, first model\.layers\.1\.mlp\.up_proj\.weight",
         ),
         (weights(lambda found: found["model.norm.weight"].fill_(float("nan"))), "no finite numbers"),
-        (lambda folder: save_model(folder, layers=0), r"says num_hidden_layers = 0 in its config\.json"),
-        (lambda folder: save_model(folder, kind="gpt2", layers=0), r"says num_hidden_layers = 0 in its config\.json"),
+        (lambda folder: save_model(folder, layers=0), "its cache holds 0, so the two cannot be kept in step"),
         (lambda folder: save_model(folder, kind="mamba"), "recurrent state"),
         (vocabulary(exchanged), r"differ at 2 ids.*: id 4 is 'a' / 'b'; id 5 is 'b' / 'a'\."),
         (
@@ -235,15 +234,6 @@ def test_a_draft_that_is_damaged_or_does_not_fit_is_refused(
     where = f" {draft_copy}" if why in (NO_TOKENIZER, NO_MODEL) else ""
     with pytest.raises((PairError, BackendError), match=why + where):
         load_pair(folders[0], draft=draft_copy, backend="eager")
-
-
-@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"])
-def test_sizes_that_no_model_has_are_refused(folders: Folders, draft_copy: Path, field: str) -> None:
-    """Catches a model without layers that decodes, one with a billion that fills the memory, and a division by zero."""
-    for value in (0, -1, 10**9, 2.5, "two", True):
-        setting("config.json", **{field: value})(draft_copy)
-        with pytest.raises(PairError, match=f"{draft_copy}"):
-            load_pair(folders[0], draft=draft_copy)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma"])
@@ -405,7 +395,7 @@ def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path
 def test_a_head_of_an_earlier_version_says_what_to_do(folders: Folders, pair: Pair, tmp_path: Path) -> None:
     """Catches heads of before that are called another pair's, or taken without a look."""
     AcceptanceHead(HeadCard(hidden_size=32, draft="0123456789abcdef")).save_pretrained(tmp_path)
-    with pytest.raises(HeadError, match=rf"0123456789abcdef, which an earlier .*{pair.draft_fingerprint}.*head\.json"):
+    with pytest.raises(HeadError, match=rf"0123456789abcdef.*An earlier version .*{pair.draft_fingerprint}.*head\.json"):
         load_pair(folders[0], draft=folders[1], head=tmp_path)
     setting("head.json", draft=pair.draft_fingerprint)(tmp_path)
     assert load_pair(folders[0], draft=folders[1], head=tmp_path).head is not None

@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from specdecpp import Fixed
 from specdecpp.decoder import Decoder
 from specdecpp.loading import gguf_writing
-from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_writing import cut
 from specdecpp.loading.models import load_tokenizer
 from specdecpp.loading.pair import REFERENCE, load_pair
@@ -60,7 +60,7 @@ def test_a_cut_file_has_the_same_bytes(whole: Path, tmp_path: Path):
 def test_a_cut_file_drafts_for_the_whole(whole: Path, tmp_path: Path):
     """Catches a file that only looks right: it must load, and drafting with it must not change the text."""
     cut(whole, tmp_path / "cut.gguf", 1)
-    assert len(GGUFSource(tmp_path / "cut.gguf").skeleton.model.layers) == 1
+    assert len(GGUF(tmp_path / "cut.gguf").skeleton.model.layers) == 1
     pair = load_pair(whole, draft=tmp_path / "cut.gguf", backend="eager")
     texts = [
         Decoder(pair, policy=Fixed(k=k)).generate("Two and two", max_tokens=12, temperature=0, ignore_eos=True).tokens

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from specdecpp.backends.eager import EagerModel
 from specdecpp.backends.graphs.engine import Device
+from specdecpp.backends.graphs.engine import record_passes as record_passes
 from specdecpp.backends.graphs.model import GraphModel
 from specdecpp.backends.lean import LeanModel
 from specdecpp.backends.native.model import NativeModel

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specdecpp.training.plan import HeadPlan
     from specdecpp.training.recipe import Recipe
 
-EXAMPLES = ("specdecpp train recipe.yaml",)
+EXAMPLES = ("specdecpp train recipe.yaml", "specdecpp train recipe.yaml --only calibrate --temperature 0.7")
 COLUMNS = {
     "AUROC\n/token": "auroc_token",
     "AUROC\n/round": "auroc_product",

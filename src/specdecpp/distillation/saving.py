@@ -15,7 +15,7 @@ from specdecpp.distillation.start import Begun
 from specdecpp.distillation.target import Target
 from specdecpp.errors import BackendError, first_line
 from specdecpp.loading import gguf_writing
-from specdecpp.loading.gguf_cutting import cut
+from specdecpp.loading.gguf_writing import cut
 
 DRAFT, FILE = "draft", "draft.gguf"
 
@@ -26,7 +26,7 @@ def check(target: Target, begun: Begun | None) -> None:
         return
     if begun is not None and not begun.is_cut:
         if gguf_writing.refusal(begun.model.model) is None:
-            gguf_writing.Vocabulary.of(target.tokenizer, size=int(begun.model.model.config.vocab_size))
+            gguf_writing.vocabulary_of(target.tokenizer, size=int(begun.model.model.config.vocab_size))
     elif reason := gguf_writing.refusal(target.model):
         raise BackendError(
             f"a draft of {target.name} cannot be written as a GGUF file: {reason}. Name the target's checkpoint instead of its "

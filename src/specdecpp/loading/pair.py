@@ -125,11 +125,12 @@ def load_pair(
     if draft is None and (parts := shipped.names("reference" if target is None else str(target))):
         target, draft, head = parts.target, parts.draft, head or parts.head
         dtype = torch.float32 if dtype == "auto" else dtype
-    if whole := [name for name in (target, draft) if draft and str(name) in PAIRS and not Path(str(name)).exists()]:
-        raise PairError(
-            f"{whole[0]} is the name of a whole pair, which has a draft of its own. Leave the draft out, or give the folder, "
-            "file or hub name of each model."
-        )
+    for name in (target, draft):
+        if draft and str(name) in PAIRS and not Path(str(name)).exists():
+            raise PairError(
+                f"{name} is the name of a whole pair, which has a draft of its own. Leave the draft out, or give the folder, "
+                "file or hub name of each model."
+            )
     if target is None:
         raise PairError("only the draft was named. Name the target too, or neither for the reference pair.")
     if draft is None and head is not None:
@@ -143,13 +144,18 @@ def load_pair(
     p = model_of(target, **where)
     q = p if draft is None or str(draft) == str(target) else model_of(draft, **where)
     if tokenizer is None:
-        tokenizer = _common_tokenizer(p, q)
+        log.info("reading the tokenizer of %s", p.name)
+        tokenizer = p.tokenizer()
+        check_spells(tokenizer, p.name)
+        if q is not p and (not p.words or p.words != q.words):  # those of the same files are one
+            other = q.tokenizer()
+            check_spells(other, q.name)
+            check_same_tokenizer(tokenizer, other)
     else:
         check_spells(tokenizer, "tokenizer=")
     vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizer.get_vocab().values()) + 1)
-    chosen = choose(
-        p, None if draft is None else q, vocab_size=vocab_size, kinds=[backend] if isinstance(backend, str) else backend
-    )
+    kinds = [backend] if isinstance(backend, str) else backend
+    chosen = choose(p, None if draft is None else q, vocab_size=vocab_size, kinds=kinds)
     return Pair(
         target=chosen.target,
         draft=chosen.draft,
@@ -164,18 +170,6 @@ def load_pair(
         backends=chosen.reason,
         identities=(p.identity, q.identity),
     )
-
-
-def _common_tokenizer(target: ModelSource, draft: ModelSource) -> Any:
-    """The target's, loaded once where both are made of the same. Raises `PairError` unless it is the draft's too."""
-    log.info("reading the tokenizer of %s", target.name)
-    tokenizer = target.tokenizer()
-    check_spells(tokenizer, target.name)
-    if draft is not target and not target.words == draft.words != {}:
-        other = draft.tokenizer()
-        check_spells(other, draft.name)
-        check_same_tokenizer(tokenizer, other)
-    return tokenizer
 
 
 def known_ends(ends: tuple[int, ...], *, vocab_size: int, name: str) -> tuple[int, ...]:
@@ -198,14 +192,13 @@ def common_vocabulary(target: ModelSource, draft: ModelSource, *, num_tokens: in
 
     Raises `PairError` when a model has fewer rows than the tokenizer has ids.
     """
-    rows = {"target": target.num_rows, "draft": draft.num_rows}
-    for role, n in rows.items():
-        if n < num_tokens:
+    for role, model in (("target", target), ("draft", draft)):
+        if model.num_rows < num_tokens:
             raise PairError(
-                f"the {role} scores {n} ids, but the tokenizer has ids up to {num_tokens - 1}. The {role} and the tokenizer "
-                "do not belong together; load the tokenizer the model was trained with."
+                f"the {role} scores {model.num_rows} ids, but the tokenizer has ids up to {num_tokens - 1}. The {role} and the "
+                "tokenizer do not belong together; load the tokenizer the model was trained with."
             )
-    return min(rows.values())
+    return min(target.num_rows, draft.num_rows)
 
 
 def short_name(name: str) -> str:
