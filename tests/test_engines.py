@@ -16,8 +16,7 @@ from kinds import needs_compiler
 from specdecpp import Decoder, Pair, Sampling
 from specdecpp.backends import LeanModel, native
 from specdecpp.backends.graphs.engine import Device
-from specdecpp.backends.native import Filters
-from specdecpp.backends.native.library import library
+from specdecpp.backends.native.library import Filters, library
 from specdecpp.cli.common import kind_of
 from specdecpp.metrics import Step
 from specdecpp.policies import CumulativeConfidence, Fixed, MaxConfidence, SpecDecPP
