@@ -97,37 +97,6 @@ def test_a_damaged_library_is_compiled_again(damage: str, compiler: Compiler, ca
     assert compiler.calls == 2, "what is whole is used again"
 
 
-def test_a_library_without_the_functions_is_compiled_again_once(compiler: Compiler, cache: Path, tmp_path: Path) -> None:
-    """Catches an AttributeError on the default path, and a compiler that is asked for ever."""
-    (tmp_path / "a.cpp").write_text("int nothing;")
-    empty = tmp_path / "empty.so"
-    subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "a.cpp"), "-o", str(empty)], check=True)
-    library.library()
-    (kept,) = cache.glob("native-*")
-    of = kept.name.split("-")[1]
-    kept.unlink()
-    false = cache / compilation.named("native", of, empty.read_bytes())
-    false.write_bytes(empty.read_bytes())
-    assert found()[0]
-    assert compiler.calls == 2
-    assert list(cache.glob("native-*")) == [kept]
-    kept.unlink()
-    library._found.cache_clear()
-    compiler.does(f'cp {empty} "$out"')
-    with pytest.raises(BackendError, match="undefined symbol: native_team"):
-        library.library()
-    assert compiler.calls == 3
-
-
-def test_a_folder_that_others_can_write_to_has_no_code(compiler: Compiler, cache: Path) -> None:
-    """Catches a check of the file alone: another could be put in its place between the check and the loading."""
-    cache.mkdir(parents=True)
-    cache.chmod(0o775)
-    library.library()
-    assert "others can write to" in (cache_dir.trouble() or "")
-    assert list(cache.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("does", "told"),
     [

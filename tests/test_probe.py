@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from specdecpp.backends import EagerModel, LeanModel, NativeModel, lean, native, probe
 from specdecpp.backends.angles import Angles
@@ -51,26 +50,6 @@ def test_what_is_expected_is_the_model_in_float32(kind: str, is_tied: bool) -> N
     assert all(before[name] is parameter for name, parameter in narrow.named_parameters())
     assert {parameter.dtype for parameter in before.values()} == {torch.bfloat16}
     assert torch.equal(found, deepcopy(narrow).float()(input_ids=torch.tensor([ids])).logits[0].detach())
-
-
-def test_values_can_come_from_elsewhere() -> None:
-    """Catches a model without weights of its own (a file's skeleton) that cannot be asked, and names no file has."""
-    model = tiny_model("llama", tie_word_embeddings=True)
-    values, ids = dict(model.named_parameters()), probe.tokens(64)
-    assert "lm_head.weight" not in values
-    skeleton = tiny_model("llama", tie_word_embeddings=True)
-    for module in skeleton.modules():
-        for name, parameter in module._parameters.items():
-            module._parameters[name] = None if parameter is None else nn.Parameter(parameter.to("meta"))
-    skeleton.tie_weights()
-    asked: list[str] = []
-
-    def value_of(name: str) -> Tensor:
-        asked.append(name)
-        return values[name].detach()
-
-    assert torch.equal(probe.expected(skeleton, ids, value_of=value_of), probe.expected(model, ids))
-    assert set(asked) == set(values)
 
 
 def test_the_weights_are_not_copied_as_a_whole() -> None:
