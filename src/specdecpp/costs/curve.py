@@ -87,7 +87,8 @@ class Costs:
         try:
             passes = {int(n): float(s) for n, s in values["passes"].items()}
             seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in _SECONDS}
-            return cls(passes=passes, **seconds | {"draft_s": float(values["draft_s"])})
+            seconds["draft_s"] = float(values["draft_s"])
+            return cls(passes=passes, **seconds)
         except KeyError as error:
             raise ValueError(f"{error} is missing") from error
         except (AttributeError, TypeError) as error:
