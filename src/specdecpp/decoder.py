@@ -69,8 +69,8 @@ class Decoder:
 
     A request with a seed sees the costs as measured and learns from itself only, so the seed gives the same answer again. The
     others correct the costs by the clock and begin with what earlier ones have learned; a compiled draft then reads only as
-    much of a long text as pays (`Costs.worth_reading`). Raises `UnsoundError` for a policy and a verification that together would
-    change the distribution.
+    much of a long text as pays (`Costs.worth_reading`). Raises `UnsoundError` for a policy and a verification that together
+    would change the distribution.
 
     >>> decoder = Decoder(load_pair())                                           # doctest: +SKIP
     >>> decoder.generate("Why is the sky blue?", max_tokens=64, seed=0).text     # doctest: +SKIP

@@ -71,6 +71,11 @@ class EagerModel:
         if probe:
             self._probe()
 
+    @staticmethod
+    def refusal(model: Any) -> str | None:
+        """None: any model is run as transformers runs it."""
+        return None
+
     def new_cache(self) -> Any:
         """An empty cache."""
         return EagerCache(self)

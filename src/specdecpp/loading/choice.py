@@ -18,12 +18,12 @@ import torch
 
 from specdecpp import cache_dir
 from specdecpp.backends import Model
-from specdecpp.backends.engines import engine_for
+from specdecpp.backends.engines import BACKENDS, engine_for
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import BackendError
 from specdecpp.loading.checks import code
 from specdecpp.loading.gguf import is_gguf
-from specdecpp.loading.models import BY_NAME, KINDS, ModelSource
+from specdecpp.loading.models import ModelSource
 from specdecpp.policies import Fixed
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import Sampling, streams
@@ -64,7 +64,7 @@ class BackendOption:
     def check(self, *, is_order: bool) -> None:
         """Raise `BackendError` where a kind cannot run its model, or copies more weights than there is room for."""
         for model, kind in zip(self.models, self.kinds, strict=True):
-            if reason := model.refusals[kind]:
+            if reason := model.refusal(kind):
                 raise BackendError(reason)
         copy = sum(model.copied_bytes(kind) for model, kind in zip(self.models, self.kinds, strict=True))
         free = cache_dir.free_bytes()
@@ -87,12 +87,12 @@ def choose(target: ModelSource, draft: ModelSource | None, *, vocab_size: int, k
 
     Raises `BackendError` where none can, ValueError for a kind that does not exist.
     """
-    if unknown := [kind for kind in kinds or () if kind not in KINDS]:
-        raise ValueError(f"there is no backend {unknown[0]!r}. Backends: {', '.join(KINDS)}.")
+    if unknown := [kind for kind in kinds or () if kind not in BACKENDS]:
+        raise ValueError(f"there is no backend {unknown[0]!r}. Backends: {', '.join(BACKENDS)}.")
     is_order = kinds is not None and len(kinds) == 1
     models = (target,) if draft is None else (target, draft)
     refused: dict[str, None] = {}
-    for kind in kinds or [kind for kind in KINDS if kind not in BY_NAME]:
+    for kind in kinds or [kind for kind, backend in BACKENDS.items() if backend.is_chosen]:
         own = tuple(_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in models)
         option = BackendOption(models, own, vocab_size)
         try:
@@ -108,11 +108,11 @@ def choose(target: ModelSource, draft: ModelSource | None, *, vocab_size: int, k
 
 def _kind(model: ModelSource, kind: str, *, is_order: bool, is_draft: bool) -> str:
     """The kind of backend that a model gets where the pair gets `kind`."""
-    if is_gguf(model.name) and not is_order and model.refusals["eager"]:
+    if is_gguf(model.name) and not is_order and model.refusal("eager"):
         return "llama.cpp"  # of an architecture that nothing else knows
-    if kind == "native-int8" and is_draft and model.refusals[kind]:
+    if kind == "native-int8" and is_draft and model.refusal(kind):
         return "native"  # a draft without quantised weights is run with its exact ones
-    return "eager" if kind == "lean" and not is_order and model.refusals["lean"] else kind
+    return "eager" if kind == "lean" and not is_order and model.refusal("lean") else kind
 
 
 def _fastest(option: BackendOption) -> tuple[int, str]:

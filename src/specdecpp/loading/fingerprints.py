@@ -18,8 +18,6 @@ from specdecpp.backends import trimmed
 
 FORMAT = 1
 """Counts up when the same weights get another fingerprint."""
-OLD_DIGITS = 16
-"""Hex digits of fingerprints before this format, which read sixteen values of each parameter."""
 SETTLED_S = 2.0
 """Age of a file from which on another write changes its times; some file systems count in whole seconds."""
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from specdecpp import cache_dir
-from specdecpp.backends import LeanModel, Model, families, trimmed
+from specdecpp.backends import Model, families, trimmed
 from specdecpp.backends.engines import BACKENDS
 from specdecpp.backends.families import Sketch
 from specdecpp.backends.llama_cpp import GGUFFile, LlamaCppModel
@@ -163,26 +163,22 @@ class GGUF(Loadable):
             return 0
         return self._dtype.itemsize * sum(math.prod(stored.shape) for stored in self.stored.values())
 
-    @cached_property
-    def refusals(self) -> dict[str, str | None]:
-        """The reason against each kind of backend; None where there is none."""
-        llama_cpp = None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
-        if self._device.type != "cpu":
-            llama_cpp = f"it takes no device={str(self._device)!r} for a GGUF file"
+    def refusal(self, kind: str) -> str | None:
+        """The reason against a kind of backend; None where there is none."""
+        on_cpu, model = self._device.type == "cpu", BACKENDS[kind].model
+        if kind == "llama.cpp":
+            if not on_cpu:
+                return f"it takes no device={str(self._device)!r} for a GGUF file"
+            return None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
         if self._unsupported:
-            return dict.fromkeys(BACKENDS, self._unsupported) | {"llama.cpp": llama_cpp}
-        native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
-        native = native or NativeModel.refusal(self.described, is_stored=True)
-        is_quantised = any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
-        lean = LeanModel.refusal(self.described)
-        return {
-            "graphs": lean if self._device.type == "cuda" else "its weights are not on a GPU",
-            "native": native,
-            "native-int8": native or (None if is_quantised else "its weights are not quantised"),
-            "llama.cpp": llama_cpp,
-            "lean": lean,
-            "eager": None,
-        }
+            return self._unsupported
+        if kind == "graphs" and self._device.type != "cuda":
+            return "its weights are not on a GPU"
+        if model is not NativeModel:
+            return model.refusal(self.described)
+        reason = NativeModel.refusal(self.described, is_stored=True) if on_cpu else f"it runs on a CPU, not on {self._device}"
+        is_exact = kind == "native" or any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
+        return reason or (None if is_exact else "its weights are not quantised")
 
     def backend(self, kind: str, *, vocab_size: int, num_threads: int, **more: Any) -> Model:
         """A backend of this kind. `num_threads` is for native and llama.cpp. Raises `BackendError`."""

@@ -11,10 +11,9 @@ import json
 import logging
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from specdecpp.backends import GraphModel, LeanModel
-from specdecpp.backends.native import NativeModel
+from specdecpp.backends.engines import BACKENDS
 from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
 from specdecpp.loading.checks import Loadable
@@ -22,10 +21,10 @@ from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.tokenizers import files_of, load_tokenizer, loaded
 from specdecpp.sampling import Sampling
 
-Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-BY_NAME = ("native-int8",)
-"""Kinds that are never chosen automatically: they change the model that is decoded (`NativeModel`, activations)."""
+_FOR_FILES = {
+    "native-int8": "its weights are not quantised (name a GGUF file)",
+    "llama.cpp": "it runs GGUF files, and this is a checkpoint (name a file)",
+}
 log = logging.getLogger("specdecpp.loading")
 
 
@@ -89,17 +88,13 @@ class Checkpoint(Loadable):
         asked = config.to_diff_dict() if config is not None else {}
         return {name: asked[name] for name in Sampling.__dataclass_fields__ if asked.get(name) is not None}
 
-    @cached_property
-    def refusals(self) -> dict[str, str | None]:
-        """The reason against each kind of backend; None where there is none."""
-        return {
-            "graphs": GraphModel.refusal(self.model) if self.model.device.type == "cuda" else "its weights are not on a GPU",
-            "native": NativeModel.refusal(self.model),
-            "native-int8": "its weights are not quantised (name a GGUF file)",
-            "llama.cpp": "it runs GGUF files, and this is a checkpoint (name a file)",
-            "lean": LeanModel.refusal(self.model),
-            "eager": None,
-        }
+    def refusal(self, kind: str) -> str | None:
+        """The reason against a kind of backend; None where there is none."""
+        if kind in _FOR_FILES:
+            return _FOR_FILES[kind]
+        if kind == "graphs" and self.model.device.type != "cuda":
+            return "its weights are not on a GPU"
+        return BACKENDS[kind].model.refusal(self.model)
 
 
 ModelSource = Checkpoint | GGUF

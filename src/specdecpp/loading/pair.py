@@ -18,7 +18,7 @@ from specdecpp.errors import PairError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import PAIRS, shipped
 from specdecpp.loading.choice import choose
-from specdecpp.loading.models import Kind, ModelSource, model_of
+from specdecpp.loading.models import ModelSource, model_of
 from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells
 
 log = logging.getLogger("specdecpp.loading")
@@ -96,7 +96,7 @@ def load_pair(
     device: torch.device | str | None = None,
     device_map: Any = None,
     tokenizer: Any = None,
-    backend: Kind | Collection[Kind] | None = None,
+    backend: str | Collection[str] | None = None,
 ) -> Pair:
     """Load two causal LMs by local path, hub name or GGUF file, check that they fit, and wrap them in backends.
 
