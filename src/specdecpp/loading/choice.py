@@ -146,12 +146,13 @@ def _named(num_threads: int) -> str:
 def _measured(facts: dict[str, Any], option: BackendOption) -> dict[int, float]:
     """Seconds of a step with one thread and with all, in turns of several steps. They are kept for good where all are faster,
     as they are unless others are at work on the machine."""
-    most, times, began = torch.get_num_threads(), {}, perf_counter()
+    most, times = torch.get_num_threads(), {}
     trials: dict[int, Iterator[float]] = {}
     for num in (1, most):
         log.info("trying %s, %s", option.name, _named(num))
         trials[num] = _steps(option, num)
         times[num] = _turn(trials[num], 2)
+    began = perf_counter()  # the weights have been read
     for _ in range(TURNS):
         if perf_counter() - began > BUDGET_S:
             break
