@@ -1,14 +1,12 @@
 """GGUF files by name, where llama.cpp is not installed, or is and cannot be loaded."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from gguf_files import converted
-from typer.testing import CliRunner
 
-from specdecpp import cli, load_pair
+from specdecpp import load_pair
 from specdecpp.backends import LlamaCppModel
 from specdecpp.errors import BackendError, MissingExtraError
 from specdecpp.loading.gguf_writing import new_file
@@ -50,13 +48,3 @@ def test_a_llama_cpp_that_cannot_be_loaded_says_what_to_do(fault: str, tmp_path:
         LlamaCppModel("x.gguf")
     target, draft = save_tiny_pair(tmp_path)
     assert load_pair(target, draft=draft, backend=("llama.cpp", "eager")).backends.startswith("eager")
-
-
-def test_a_check_takes_gguf_files(tmp_path: Path):
-    """Catches a refusal of what `load_pair` runs: answers are sampled by the file's values, and timed as the file is run."""
-    for role in ("target", "draft"):
-        converted("draft", tmp_path / f"{role}.gguf", "q8_0")
-    names = [str(tmp_path / "target.gguf"), "--draft", str(tmp_path / "draft.gguf")]
-    result = CliRunner().invoke(cli.app, ["check", "--target", *names, "--num", "2", "--quick", "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["acceptance"] > 0.99
