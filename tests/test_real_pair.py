@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from specdecpp.errors import DataError
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import real_pair  # pyright: ignore[reportMissingImports]
-from peers.engines.llama import LlamaCpp  # pyright: ignore[reportMissingImports]
-from peers.protocol import Load  # pyright: ignore[reportMissingImports]
 from realpair import figures, parts  # pyright: ignore[reportMissingImports]
 from realpair.files import DRAFT, REAL, TARGET, Names, WrongFileError, names_of  # pyright: ignore[reportMissingImports]
 from realpair.log import Log, Turn, turns  # pyright: ignore[reportMissingImports]
@@ -174,22 +171,6 @@ def test_the_reference_pair_answers_in_turns_and_no_answer_is_repeated(tmp_path:
     parts.cells(bench)
     assert log.path.stat().st_size == size
     assert len(figures.pair_figures(log, "reference", {})["cells"]) == 10
-
-
-def test_llama_cpp_is_given_files_that_are_there_and_its_own_p_min(tmp_path: Path) -> None:
-    """Catches a server that is named a file that is not there, and settings that were meant for it with another p-min."""
-    for role in ("target", "draft"):
-        (tmp_path / f"{role}.gguf").touch()
-    names = Names(target=str(tmp_path / "target.gguf"), draft=str(tmp_path / "draft.gguf"))
-    bench = Bench(pair=REAL, names=names, prompts={}, plan=PLAN, work=tmp_path, log=Log(tmp_path / "log.jsonl"))
-    engine = LlamaCpp("llama-server")
-    engine.spec = Load(folder=str(parts._linked(bench)), dtype="q4_k_m", threads=2)
-    for setting, n_max in parts.LLAMA.items():
-        command = engine._command({"n_max": n_max})
-        files = [Path(file).resolve() for option, file in pairwise(command) if option in ("-m", "-md")]
-        assert files == [tmp_path / f"{role}.gguf" for role in ("target", "draft")][: 1 + (n_max is not None)], setting
-        assert "--spec-draft-p-min" not in command
-        assert ("--spec-draft-n-max" in command) == (n_max is not None)
 
 
 def test_compiled_code_that_a_process_may_run_is_not_written_again(tmp_path: Path) -> None:
