@@ -117,12 +117,12 @@ def propose(plan: Plan) -> tuple[Copied, Stop]:
     request, decision = plan.request, plan.decision
     policy, drafter, draft = decision.policy, request.draft, Copied(Match([]), plan.costs)
     assert isinstance(drafter, SuffixDrafter), "the engine takes no other"
-    weighs = plan.costs is not None and type(policy) is CostAware  # a subclass has its own say in `rule`
+    weighs = plan.costs is not None and type(policy) is CostAware  # a subclass may have another `rule`
     if not decision.limit or not (weighs or decision.may_draft):
         return draft, decision.stop(draft) or decision.at_limit
     drafter.read(plan.tokens[drafter.length :])
-    if plan.costs is not None and type(policy) is CostAware:
-        return _weighed(draft, plan, policy, plan.costs)
+    if weighs:
+        return _weighed(draft, plan)
     draft.match = drafter.copied(decision.limit)
     for token in draft.match.tokens:
         if stop := decision.stop(draft):
@@ -145,9 +145,10 @@ def _judge(draft: Copied, policy: Policy) -> None:
         draft.judged.append(estimate)
 
 
-def _weighed(draft: Copied, plan: Plan, policy: CostAware, costs: Costs) -> tuple[Copied, Stop]:
-    """Take as many copies as pay."""
+def _weighed(draft: Copied, plan: Plan) -> tuple[Copied, Stop]:
+    """Take as many copies as pay by `CostAware`."""
     decision, ends = plan.decision, plan.request.ends
+    policy: Any = decision.policy
     drafter: Any = plan.request.draft
     for limit in (min(FEW, decision.limit), decision.limit):
         draft.match = drafter.copied(limit)
@@ -156,7 +157,7 @@ def _weighed(draft: Copied, plan: Plan, policy: CostAware, costs: Costs) -> tupl
             return draft, NO_MATCH
         end = next((i + 1 for i, token in enumerate(tokens) if token in ends), limit)
         estimates = [draft.match.confidence(i) for i in range(end)]
-        num = policy.best_prefix(decision.memory, estimates, costs)
+        num = policy.best_prefix(decision.memory, estimates, plan.costs)
         draft.tokens, draft.judged = tokens[:num], estimates[:num]
         if num < end:
             return draft, UNWORTHY
