@@ -133,7 +133,7 @@ def test_shards_that_are_written_together_are_the_same_after_a_kill(folder, tmp_
             here.setattr(run, "_survey", stopped)
             with pytest.raises(Killed):
                 distil(replace(asked, out=tmp_path / out))
-        return {path.name: path.read_bytes() for path in (tmp_path / out / TEXT).iterdir()}
+        return {path.name: path.read_bytes() for path in (tmp_path / out / TEXT).glob("*")}
 
     whole = written("whole")
     assert len(whole) >= 4
