@@ -45,13 +45,8 @@ class Practised:
         if not 0 <= self.num_accepted <= self.num_drafted:
             raise ValueError(f"{self.num_accepted} of {self.num_drafted} draft tokens cannot be accepted")
 
-    @property
-    def num_drafted(self) -> int:
-        return len(self.judged)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_accepted + 1
+    num_drafted = property(lambda self: len(self.judged))
+    num_tokens = property(lambda self: self.num_accepted + 1)
 
     def cut(self, num: int, costs: Costs) -> "Practised":
         """The step that the rule would have stopped after `num` draft tokens, at these costs."""
@@ -72,23 +67,18 @@ class Practice:
     def parse(cls, values: Any) -> "Practice":
         """Read the JSON form. Raises ValueError for anything else."""
         try:
-            steps = {
-                name: tuple(
-                    Practised(num, tuple(map(float, judged)), tuple(map(float, overlaps)))
-                    for num, judged, overlaps in values[name]
-                )
+            greedy, sampled = (
+                tuple(Practised(num, tuple(map(float, judged)), tuple(map(float, tv))) for num, judged, tv in values[name])
                 for name in ("greedy", "sampled")
-            }
-            return cls(judge=str(values["judge"]), **steps)
+            )
+            return cls(greedy=greedy, sampled=sampled, judge=str(values["judge"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"practice has greedy and sampled steps and a judge, got {values!r}") from error
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `parse`."""
-        both = {"greedy": self.greedy, "sampled": self.sampled}
-        return {"judge": self.judge} | {
-            name: [[r.num_accepted, r.judged, r.overlaps] for r in steps] for name, steps in both.items()
-        }
+        greedy, sampled = ([[r.num_accepted, r.judged, r.overlaps] for r in steps] for steps in (self.greedy, self.sampled))
+        return {"judge": self.judge, "greedy": greedy, "sampled": sampled}
 
     def past(self, policy: Any, costs: Costs, *, is_greedy: bool) -> Mapping[str, Any] | None:
         """Statistics that the rule carries on from these steps (`Policy.carry`); None without any, or where others judged

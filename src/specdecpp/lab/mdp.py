@@ -8,7 +8,7 @@ target's own. Steps are taken to renew: each begins in a state drawn from `Proce
 maximised is then rho = E[tokens]/E[seconds] of a step, and by Dinkelbach (1967) the best plan is the one that maximises
 E[tokens] - rho E[seconds] at its own rho.
 
-Source: Huang, Guo, Wang (arXiv 2405.19715), sections 3 and 4, for the costs and the theorem; Yin et al. 2024 for the
+Source: Huang, Guo, Wang (arXiv 2405.19715), sections 3 and 4, for the costs; Yin et al. 2024 for the
 distribution of rejections. The letters: M situations, E edges, n states, K most
 draft tokens.
 """
