@@ -87,19 +87,6 @@ Quick = Annotated[bool, typer.Option("--quick", help="Less of everything, for a 
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results, for report.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")]
-
-
-def _unreported(ray: str | None) -> str | None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers unless told not to
-    return ray
-
-
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        "--ray", metavar="ADDRESS", help="Spread the shards with Ray: local, or a cluster's address.", callback=_unreported
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, and nothing else.")]
 
 
