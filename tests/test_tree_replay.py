@@ -11,7 +11,7 @@ from test_law import SITUATIONS
 from test_tree_law import SHAPES, Removing, small
 
 from specdecpp.lab.trees import TreePolicy, Widths
-from specdecpp.lab.trees.replay import TreePlayer, replay_trees
+from specdecpp.lab.trees.replay import played, replay_trees
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.verify import CompareVerification, GreedyVerification, TokenVerification, Verification
 
@@ -71,9 +71,7 @@ def replay_law(request: Request, policy: TreePolicy, *, compares: bool = False) 
     distribution: Distribution = {}
     for (text, _), probability in request.own_law().items():
         distributions = TableLaws(request=request, tokens=text)
-        found = distribution_of(
-            lambda coins, of=distributions: told(list(TreePlayer(of, policy, COSTS, compares=compares).steps(coins)))
-        )
+        found = distribution_of(lambda coins, of=distributions: told(list(played(of, policy, COSTS, coins, compares=compares))))
         for key, chance in found.items():
             distribution[text, key] = distribution.get((text, key), 0.0) + probability * chance
     return distribution
@@ -106,16 +104,10 @@ def test_of_several_rounds(shape: str) -> None:
 @pytest.mark.parametrize("children", ["drawn", "likeliest"])
 def test_under_comparison(shape: str, children: Any) -> None:
     """Catches children that are coupled where nobody tests them by q."""
-    request, policy = small("end-of-text", 2), replace(SHAPES[shape](), children=children)
-    assert (
-        largest_difference(session_law(request, policy, CompareVerification()), replay_law(request, policy, compares=True))
-        < 1e-12
-    )
-    policy = Removing(children=children)
-    assert (
-        largest_difference(session_law(request, policy, CompareVerification()), replay_law(request, policy, compares=True))
-        < 1e-12
-    )
+    request = small("end-of-text", 2)
+    for policy in (replace(SHAPES[shape](), children=children), Removing(children=children)):
+        expected = session_law(request, policy, CompareVerification())
+        assert largest_difference(expected, replay_law(request, policy, compares=True)) < 1e-12
 
 
 @pytest.mark.parametrize("shape", SHAPES)

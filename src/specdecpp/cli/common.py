@@ -87,8 +87,6 @@ Quick = Annotated[bool, typer.Option("--quick", help="Less of everything, for a 
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results, for report.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")]
-
-
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, and nothing else.")]
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.backends import Draws
+from specdecpp.lab.trees.engine import common_length
 from specdecpp.loading.pair import Pair
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.training.labels import Record
@@ -74,10 +75,7 @@ class RecordedDistributions:
         """The draft's logits after a text, of which it reads what it has not."""
         if self._draft is None:
             self._draft = self._pair.draft.new_cache()
-        common = 0
-        most = min(len(self._held), len(tokens) - 1)
-        while common < most and self._held[common] == tokens[common]:
-            common += 1
+        common = common_length(self._held, tokens[:-1])
         self._draft.rollback(common)
         logits, _ = self._draft.extend(tokens[common:], rows=1)
         self._held = tokens
