@@ -7,7 +7,7 @@ both. A step of k draft tokens holds the step that a rule would have stopped ear
 distribution. So the rule itself is run over the steps.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -68,7 +68,7 @@ class Practice:
         """Read the JSON form. Raises ValueError for anything else."""
         try:
             greedy, sampled = (
-                tuple(Practised(num, tuple(map(float, judged)), tuple(map(float, tv))) for num, judged, tv in values[name])
+                tuple(Practised(num, tuple(map(float, qs)), tuple(map(float, tested))) for num, qs, tested in values[name])
                 for name in ("greedy", "sampled")
             )
             return cls(greedy=greedy, sampled=sampled, judge=str(values["judge"]))
@@ -117,12 +117,3 @@ def texts(pair: Any) -> list[list[int]]:
     except (ValueError, TypeError, AttributeError):  # PromptError among them; no tokenizer at all
         return []
     return found if max(map(max, found)) < pair.target.vocab_size else []
-
-
-def practice_of(steps: Iterable[tuple[bool, Any]], judge: str) -> Practice:
-    """The steps with draft tokens, each with whether it was greedy."""
-    found: tuple[list[Practised], list[Practised]] = [], []
-    for is_greedy, r in steps:
-        if r.num_drafted and len(r.judged) == r.num_drafted:
-            found[is_greedy].append(Practised(r.num_accepted, tuple(r.judged), tuple(r.overlaps)))
-    return Practice(greedy=tuple(found[True]), sampled=tuple(found[False]), judge=judge)
