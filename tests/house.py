@@ -71,7 +71,7 @@ def imported(tree: ast.Module) -> set[str]:
 
 
 def wrong_imports() -> list[str]:
-    """Files outside lab that import lab, and files of the core that import a backend by name, serving, training and the like."""
+    """Files outside lab that import lab, and files of the core that import a backend by name, serving, training and others."""
     wrong = []
     for path, tree in trees():
         if room(path) == "lab":

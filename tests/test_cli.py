@@ -281,7 +281,7 @@ def test_a_folder_without_a_model_fails(tmp_path: Path):
     """Catches an error of transformers alone, which does not say what the folder lacks."""
     name = str(tmp_path)
     line = refused("generate", "hello", "--target", name, "--draft", name, code=1)
-    assert line.endswith(f" There is no {name}/config.json. Give the folder of a saved model.\n")
+    assert line.endswith(f" There is no {name}/config.json. Give the folder of a saved model, or a hub name.\n")
 
 
 def test_a_damaged_model_fails(folder: Path, tmp_path: Path, names: list[str]):
@@ -346,7 +346,7 @@ def test_what_is_odd_about_a_pair_is_one_line(folder: Path, names: list[str], tm
     result = call("generate", "hello", "--target", str(tmp_path / "target"), *names[2:], "--max-tokens", "3")
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: ")
-    assert "ids [999] end a text" in result.stderr
+    assert result.stderr.endswith("the ids [999] end a text, and the models have ids up to 63\n")
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -274,7 +274,7 @@ def test_a_file_gets_a_file(folder, tmp_path):
     """Catches layers of the target that are not its bytes, rows of q and k that lie as transformers has them, and ids that the
     file does not say."""
     from specdecpp.loading import gguf_writing
-    from specdecpp.loading.gguf_reading import GGUFSource
+    from specdecpp.loading.gguf import GGUF
     from specdecpp.loading.pair import REFERENCE
 
     whole = tmp_path / "whole.gguf"
@@ -284,7 +284,7 @@ def test_a_file_gets_a_file(folder, tmp_path):
     more = {"target": str(whole), "shape": Shape(kept=2, own=1, tokens=500), "tokens": 1500, "max_tokens": 16}
     card = distil(plan_of(folder, tmp_path / "out", **more))
     assert card["draft"]["files"] == ["draft.gguf", "draft"]
-    target, draft = GGUFSource(whole).stored, GGUFSource(tmp_path / "out" / "draft.gguf")
+    target, draft = GGUF(whole).stored, GGUF(tmp_path / "out" / "draft.gguf")
     for name, stored in draft.stored.items():
         is_own = name.startswith("model.layers.2.") or name == "model.norm.weight"
         assert is_own or (stored.data == target[name].data).all()

@@ -24,7 +24,7 @@ from specdecpp.distillation.training import Trainer
 from specdecpp.distillation.writing import Writer
 from specdecpp.errors import BackendError
 from specdecpp.loading import gguf_writing
-from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_writing import Precision
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE
@@ -192,7 +192,7 @@ def test_what_is_trained_computes_as_the_file_does(folder, tmp_path):
     distil(plan_of(folder, out, target=str(whole), shape=shape, tokens=1500, max_tokens=16))
     target, file = Target(str(whole)), Target(str(out / "draft.gguf"))
     assert rounding.precision_of(target) is Precision.q4_1
-    own = (w for name, w in GGUFSource(out / "draft.gguf").stored.items() if name.startswith("model.layers.2."))
+    own = (w for name, w in GGUF(out / "draft.gguf").stored.items() if name.startswith("model.layers.2."))
     assert {w.kind for w in own if len(w.shape) == 2} == {"Q4_1"}
     draft = network.draft(target.model, shape)
     training.put(network.tail(draft, 2), saved(out / training.STATE)["own"])

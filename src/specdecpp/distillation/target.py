@@ -66,10 +66,9 @@ class Target:
     def writer(self) -> NativeModel | EagerModel:
         """A backend that reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's
         weights are quantised (a per cent off, and twice as fast); transformers elsewhere."""
-        source, refusals = self.source, self.source.refusals
         for kind in ("native-int8", "native"):
-            if refusals[kind] is None:
-                found = source.backend(kind, vocab_size=self.vocab_size, num_threads=torch.get_num_threads())
+            if self.source.refusal(kind) is None:
+                found = self.source.backend(kind, vocab_size=self.vocab_size, num_threads=torch.get_num_threads())
                 assert isinstance(found, NativeModel), "both kinds are"
                 return found
         return EagerModel(self.quick)

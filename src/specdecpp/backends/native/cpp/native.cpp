@@ -33,12 +33,6 @@ bool native_matrix(Model* m, int layer, int role, int kind, const uint8_t* rows,
   return to;
 }
 
-// Bytes that a matrix [out, in] of a kind takes in panels; -1 where it cannot be packed.
-int64_t native_packed_bytes(int kind, int out, int in) {
-  Matrix matrix;
-  return shaped(matrix, kind, out, in) ? int64_t(matrix.bytes()) : -1;
-}
-
 // Rows of a kind with codes as float32 [out, in]; false for other kinds.
 bool native_unpack(int kind, const uint8_t* rows, int out, int in, int64_t stride, float* to, int threads) {
   return unpack(kind, rows, out, in, stride, to, threads);
