@@ -65,15 +65,12 @@ class Practice:
 
     @classmethod
     def parse(cls, values: Any) -> "Practice":
-        """Read the JSON form. Raises ValueError for anything else."""
-        try:
-            greedy, sampled = (
-                tuple(Practised(num, tuple(map(float, qs)), tuple(map(float, tested))) for num, qs, tested in values[name])
-                for name in ("greedy", "sampled")
-            )
-            return cls(greedy=greedy, sampled=sampled, judge=str(values["judge"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"practice has greedy and sampled steps and a judge, got {values!r}") from error
+        """Read the JSON form. Raises ValueError, KeyError or TypeError for anything else."""
+        greedy, sampled = (
+            tuple(Practised(num, tuple(map(float, qs)), tuple(map(float, tested))) for num, qs, tested in values[name])
+            for name in ("greedy", "sampled")
+        )
+        return cls(greedy=greedy, sampled=sampled, judge=str(values["judge"]))
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `parse`."""
