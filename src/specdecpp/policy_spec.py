@@ -166,13 +166,6 @@ def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
     return [{"role": "user", "content": text}] if chat else text
 
 
-def check_sampling(options: "Options") -> None:
-    """Raise ValueError for sampling parameters out of range, before a model is loaded for them."""
-    from specdecpp.sampling import asked
-
-    asked(options, {})
-
-
 def watched(decoder: "Decoder", prompt: "Prompt", on_step: "Callable[[Step], None]", **options: "Unpack[Options]") -> "Output":
     """`Decoder.generate`, showing every step as soon as it is decided."""
     from specdecpp.decoder import finished, run

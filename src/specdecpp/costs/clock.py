@@ -84,7 +84,7 @@ class CostClock:
             found = self.now.shared(num)
             if found.load in self._loads:
                 then, clock = self._loads[found.load]
-                found = clock._in_proportion(then.shared(num))
+                found = clock._costs(then.shared(num))
             self._shared[num] = found
         return self._shared[num]
 
@@ -144,7 +144,7 @@ class CostClock:
         return self.now is found
 
     def _found(self) -> Costs:
-        """Costs by all steps so far."""
+        """Costs by all steps so far, with those since the last look."""
         # By how the level has moved and not by what was seen: where no curve fits the steps, they differ from it for ever. A
         # move and its way back cancel out. The first steps correct what was measured, and say little of a slower machine.
         new, self._new, drafted = self._new, {}, self._drafted
@@ -152,17 +152,22 @@ class CostClock:
         self._others *= self._take_in(self._plain, plain, self._alone) ** TOGETHER
         moved = self._take_in(drafted, new, self._others)
         self._alone *= moved ** (TOGETHER * min(1.0, MEMORY * sum(count for count, *_ in drafted.values())))
+        return self._costs(self._measured)
 
-        measured, level, own, passes = self._measured, _level(drafted.values()), None, {}
-        for n in sorted({2, 3, *measured.passes, *(num + 1 for num in drafted)} - {1}):
+    def _costs(self, base: Costs) -> Costs:
+        """Costs as they are known by now where these were measured, of as many requests or others of the load."""
+        level, own, passes, drafted = _level(self._drafted.values()), None, {}, self._drafted
+        for n in sorted({2, 3, *base.passes, *(num + 1 for num in drafted)} - {1}):
             own = drafted.get(n - 1, own)  # passes that were not seen are as those of fewer rows
             count, levels, _ = own or (0.0, 0.0, 0.0)
-            passes[n] = self._others * (KNOWN * level + levels) / (KNOWN + count) * measured.pass_s(n)
-        passes[1] = self._alone * _level(self._plain.values()) * measured.pass_s(1)
+            passes[n] = self._others * (KNOWN * level + levels) / (KNOWN + count) * base.pass_s(n)
+        passes[1] = self._alone * _level(self._plain.values()) * base.pass_s(1)
         if drafted and not self._plain:
             passes[1] = min(passes[1], passes[2])  # none takes longer
-        start_s, draft_s = _line([(num, k, s) for k, (num, _, s) in drafted.items()], measured.start_s, measured.draft_s)
-        return replace(measured, draft_s=draft_s, start_s=start_s, passes=passes)
+        steps, measured = [(num, k, s) for k, (num, _, s) in drafted.items()], self._measured
+        start_s, draft_s = _line(steps, measured.start_s, measured.draft_s)
+        share = measured.num_together / base.num_together
+        return replace(base, draft_s=share * draft_s, start_s=share * start_s, passes=passes)
 
     def _take_in(self, seen: dict[int, Sums], new: dict[int, Sums], by: float) -> float:
         """Add new steps to those seen, which fade; `by` is the level that others give them. The factor by which their own has
@@ -174,17 +179,6 @@ class CostClock:
             more = count, pass_s / (by * self._measured.pass_s(num + 1)), draft_s
             seen[num] = [a + b for a, b in zip(seen.get(num, (0.0, 0.0, 0.0)), more, strict=True)]
         return _level(seen.values()) / before
-
-    def _in_proportion(self, own: Costs) -> Costs:
-        """`own`, of another number of requests, as far as this clock has moved."""
-        now, before = self.now, self._measured
-        if now is before:
-            return own
-        if own.num_together == now.num_together:
-            return now
-        share = now.num_together / own.num_together
-        passes = {n: own.pass_s(n) * seconds / before.pass_s(n) for n, seconds in now.passes.items()}
-        return replace(own, draft_s=now.draft_s * share, start_s=now.start_s * share, passes=passes)
 
 
 def _level(steps: Iterable[Sums]) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from specdecpp.backends import Cache, Draws, ReadsBoth
-from specdecpp.costs.practice import Practice, judge_name, practice_of, texts
+from specdecpp.costs.practice import Practice, Practised, judge_name, texts
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.suffix import Match
 from specdecpp.loading.pair import Pair
@@ -132,7 +132,7 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
     own = asked({}, pair.sampling)
     ways = Sampling(temperature=0.0), Sampling() if own.is_greedy else own
     exercises: list[list[Step]] = []
-    seen: list[tuple[bool, Step]] = []
+    seen: tuple[list[Practised], list[Practised]] = [], []
     for i in _while_time(len(behind), 2, budget_s):
         warm_up = () if i else (0, 4)
         session = _session(pair, caches, warm_up + lengths, head=pair.head, prompt=behind[i], sampling=ways[i % 2])
@@ -140,11 +140,13 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
             break
         steps = _turn(session, len(warm_up + lengths))
         exercises.append(steps[len(warm_up) :])
-        if prompts:
-            last = next((n for n, r in enumerate(steps) if {*r.tokens} & {*pair.ends}), len(steps))
-            seen += [(i % 2 == 0, r) for r in steps[:last]]  # what follows the end of a text is none
-    is_calibrated = pair.head is None or pair.head.card.is_calibrated
-    return exercises, practice_of(seen, judge_name(CostAware(head=pair.head)) if is_calibrated else "")
+        for r in steps if prompts else ():
+            if {*r.tokens} & {*pair.ends}:
+                break  # what follows the end of a text is none
+            if 0 < r.num_drafted == len(r.judged):  # a lagged head has not judged the last
+                seen[i % 2].append(Practised(r.num_accepted, tuple(r.judged), tuple(r.overlaps)))
+    judge = judge_name(CostAware(head=pair.head)) if pair.head is None or pair.head.card.is_calibrated else ""
+    return exercises, Practice(greedy=tuple(seen[0]), sampled=tuple(seen[1]), judge=judge)
 
 
 def _cycles(pair: Pair, caches: Caches, budget_s: float) -> list[Cycle]:

@@ -7,7 +7,7 @@ both. A step of k draft tokens holds the step that a rule would have stopped ear
 distribution. So the rule itself is run over the steps.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -65,15 +65,12 @@ class Practice:
 
     @classmethod
     def parse(cls, values: Any) -> "Practice":
-        """Read the JSON form. Raises ValueError for anything else."""
-        try:
-            greedy, sampled = (
-                tuple(Practised(num, tuple(map(float, judged)), tuple(map(float, tv))) for num, judged, tv in values[name])
-                for name in ("greedy", "sampled")
-            )
-            return cls(greedy=greedy, sampled=sampled, judge=str(values["judge"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"practice has greedy and sampled steps and a judge, got {values!r}") from error
+        """Read the JSON form. Raises ValueError, KeyError or TypeError for anything else."""
+        greedy, sampled = (
+            tuple(Practised(num, tuple(map(float, qs)), tuple(map(float, tested))) for num, qs, tested in values[name])
+            for name in ("greedy", "sampled")
+        )
+        return cls(greedy=greedy, sampled=sampled, judge=str(values["judge"]))
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `parse`."""
@@ -117,12 +114,3 @@ def texts(pair: Any) -> list[list[int]]:
     except (ValueError, TypeError, AttributeError):  # PromptError among them; no tokenizer at all
         return []
     return found if max(map(max, found)) < pair.target.vocab_size else []
-
-
-def practice_of(steps: Iterable[tuple[bool, Any]], judge: str) -> Practice:
-    """The steps with draft tokens, each with whether it was greedy."""
-    found: tuple[list[Practised], list[Practised]] = [], []
-    for is_greedy, r in steps:
-        if r.num_drafted and len(r.judged) == r.num_drafted:
-            found[is_greedy].append(Practised(r.num_accepted, tuple(r.judged), tuple(r.overlaps)))
-    return Practice(greedy=tuple(found[True]), sampled=tuple(found[False]), judge=judge)

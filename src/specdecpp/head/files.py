@@ -1,32 +1,15 @@
-"""A head on disk: a folder with `head.safetensors` and `head.json`, or one in the form that the authors publish theirs in.
+"""A head read from disk: `head.safetensors` and `head.json` in a folder, or the form that the authors publish theirs in."""
 
-The card has the SHA-256 of the file of weights, so that a byte which was changed or lost on the way is seen.
-"""
-
-import hashlib
 import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 
-from specdecpp import cache_dir
 from specdecpp.errors import HeadError
-from specdecpp.head.model import DIGEST, AcceptanceHead, HeadCard
+from specdecpp.head.model import CARD, DIGEST, WEIGHTS, AcceptanceHead, HeadCard, digest
 
-WEIGHTS, CARD = "head.safetensors", "head.json"
 _REFERENCE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-
-
-def write(head: AcceptanceHead, folder: Path) -> None:
-    """Write both files into a folder, made if it is missing. Raises `HeadError` where that cannot be done."""
-    weights = save({k: v.detach().float().cpu().contiguous() for k, v in head.state_dict().items()})
-    card = head.card.to_json(**{DIGEST: _digest(weights)})
-    try:
-        cache_dir.write(folder / WEIGHTS, weights)
-        cache_dir.write(folder / CARD, card)
-    except OSError as error:
-        raise HeadError(f"the head cannot be written into {folder} ({error.strerror}). Name another folder.") from error
 
 
 def read(source: str | Path) -> AcceptanceHead:
@@ -49,7 +32,7 @@ def read(source: str | Path) -> AcceptanceHead:
 def _read_ours(folder: Path) -> AcceptanceHead:
     text, weights = (folder / CARD).read_text(encoding="utf-8"), (folder / WEIGHTS).read_bytes()
     head = AcceptanceHead(HeadCard.from_json(text))
-    written, found = json.loads(text).get(DIGEST), _digest(weights)
+    written, found = json.loads(text).get(DIGEST), digest(weights)
     if written not in (None, found):
         raise HeadError(
             f"{folder / WEIGHTS} is not the file that {CARD} was written with: its SHA-256 is {found}, and {DIGEST} of the "
@@ -59,10 +42,6 @@ def _read_ours(folder: Path) -> AcceptanceHead:
     state = load(weights)
     head.load_state_dict(state | {name: state[name][:1] for name in ("output.weight", "output.bias") if name in state})
     return head
-
-
-def _digest(weights: bytes) -> str:
-    return hashlib.sha256(weights).hexdigest()
 
 
 def _locate(source: str | Path) -> Path:

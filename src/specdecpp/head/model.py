@@ -1,5 +1,6 @@
 """The acceptance head: its card, the torch module for any rows at once, and an estimator of one row in numpy."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -10,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from safetensors.torch import save
 from torch import Tensor, nn
 
+from specdecpp import cache_dir
 from specdecpp.errors import HeadError
 from specdecpp.head.features import SCALARS
 
-DIGEST = "weights_sha256"
-"""The key of `head.json` that is about the file of weights."""
+WEIGHTS, CARD, DIGEST = "head.safetensors", "head.json", "weights_sha256"
+"""The files of a head, and the key of the card with the SHA-256 of the weights: a byte that was changed or lost is seen."""
 Estimator = Callable[[Tensor, int, tuple[float, ...]], float]
 """(hidden [D], token, scalars) -> P(accepted)."""
 
@@ -199,9 +202,13 @@ class AcceptanceHead(nn.Module):
         Each is written whole or not at all, and the card has the digest of the weights: a run that is killed leaves what was
         there, or two files that are refused together. Raises `HeadError` for a folder that cannot be written.
         """
-        from specdecpp.head import files
-
-        files.write(self, Path(folder))
+        weights = save({k: v.detach().float().cpu().contiguous() for k, v in self.state_dict().items()})
+        card = self.card.to_json(**{DIGEST: digest(weights)})
+        try:
+            cache_dir.write(Path(folder) / WEIGHTS, weights)
+            cache_dir.write(Path(folder) / CARD, card)
+        except OSError as error:
+            raise HeadError(f"the head cannot be written into {folder} ({error.strerror}). Name another folder.") from error
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "AcceptanceHead":
@@ -210,9 +217,14 @@ class AcceptanceHead(nn.Module):
         Raises `HeadError` when nothing is there, the files are not a head, or the weights are not those that the card was
         written with. A card without their digest, of an earlier version or written by hand, is taken at its word.
         """
-        from specdecpp.head import files
+        from specdecpp.head.files import read
 
-        return files.read(source)
+        return read(source)
+
+
+def digest(weights: bytes) -> str:
+    """The SHA-256 of a file of weights."""
+    return hashlib.sha256(weights).hexdigest()
 
 
 class Arrays(NamedTuple):
