@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import reduce
 from operator import add
+from typing import Any
 
 import pytest
 from distributions import Request, finish
@@ -25,7 +26,7 @@ def a_step(num_drafted, num_accepted, *, is_cut=False, **seconds):
     origins = ["accepted"] * num_accepted
     if not is_cut:
         origins.append("bonus" if num_accepted == num_drafted else "correction")
-    times = {"draft_s": 0.0, "head_s": 0.0, "verify_s": 0.0, "other_s": 0.0} | seconds
+    times: dict[str, Any] = {"draft_s": 0.0, "head_s": 0.0, "verify_s": 0.0, "other_s": 0.0} | seconds
     return Step(
         pieces=tuple(Piece(token=0, text="", origin=o) for o in origins),
         num_drafted=num_drafted,
