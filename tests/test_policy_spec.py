@@ -108,5 +108,5 @@ def test_a_spec_that_names_no_rule_is_refused(spec: str, message: str):
 @pytest.mark.parametrize("spec", ["", "axb", "4x0", "costs:0", "cost"])
 def test_a_tree_that_says_nothing_is_refused(spec: str):
     """Catches int()'s own words, and widths of nothing."""
-    with pytest.raises(ValueError, match=re.escape(f"there is no tree {spec!r}. Give costs, costs:CHILDREN")):
+    with pytest.raises(ValueError, match=re.escape(f"there is no tree {spec!r}. Give costs, or widths")):
         parse_tree(spec)
