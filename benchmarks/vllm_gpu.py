@@ -2,7 +2,7 @@
 
     python benchmarks/vllm_gpu.py MODEL DRAFT --data FOLDER --out benchmarks/results/vllm_gpu.json
 
-A contestant is `none`, `own:K`, or `ours`, where wanted with a policy: `ours:fixed:3`. All start
+A contestant is `none`, `own:K`, or `ours`, where wanted with a policy: `ours:fixed:3`, `ours:cumulative:0.2`. All start
 together; those that are ready wait on a pipe and take no time of anybody, and then answer the same prompts one after the other,
 in an order that is drawn anew for every case: a case is a kind of sampling, a kind of prompt and a number of requests kept
 running. What counts are the tokens made while so many run. The first step over all cases is not counted. FOLDER has

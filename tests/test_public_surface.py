@@ -32,7 +32,20 @@ FLOORS = (
 """Of what is offline: a door leads down, or to the same room."""
 OFFLINE = tuple(room for floor in FLOORS for room in floor)
 # Those of pyproject.toml's dependencies, by the names they are imported by; extras are everything else.
-BASE = {"torch", "transformers", "safetensors", "numpy", "pyarrow", "typer", "rich", "yaml", "jaxtyping", "gguf", "jinja2", "pydantic"}
+BASE = {
+    "torch",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "pyarrow",
+    "typer",
+    "rich",
+    "yaml",
+    "jaxtyping",
+    "gguf",
+    "jinja2",
+    "pydantic",
+}
 # Nor is the package's own face, which names a door into another engine and opens it when it is asked for.
 ONLINE = [m for m in MODULES if m != "specdecpp" and m.split(".")[1] not in (*OFFLINE, "testing", "__main__")]
 

@@ -24,12 +24,13 @@ def configuration(**changes: Any) -> Any:
             method="draft_model",
             parallel_drafting=False,
             use_heterogeneous_vocab=False,
+            use_local_argmax_reduction=False,
             enable_adaptive_verification=False,
             num_speculative_tokens=8,
             num_speculative_tokens_per_batch_size=None,
         ),
         scheduler_config=SimpleNamespace(async_scheduling=True, scheduler_cls=None, max_num_seqs=32),
-        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1),
+        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1, tensor_parallel_size=1),
         use_v2_model_runner=True,
         additional_config={},
     )
@@ -68,7 +69,7 @@ def test_settings_that_cannot_be_meant_are_refused(given: Any, said: str) -> Non
 
 def test_settings_are_read() -> None:
     """Catches values that are checked and then dropped."""
-    for given, policy in (({"policy": "fixed:3"}, "fixed:3"), ({}, "cost-aware")):
+    for given, policy in (({"policy": "cumulative:0.3"}, "cumulative:0.3"), ({}, "cost-aware")):
         assert policy_of(SimpleNamespace(additional_config={"specdecpp": given})) == parse_policy(policy)
 
 
@@ -84,7 +85,9 @@ def test_settings_are_read() -> None:
         ("cannot draft in pipeline stages", {}, {"parallel_config__pipeline_parallel_size": 2}),
         ("data parallel ranks", {}, {"parallel_config__data_parallel_size": 2}),
         ("cannot follow SpecDecPP", {"policy": "specdecpp:0.4"}, {}),
-        ("cannot follow CumulativeConfidence", {"policy": "cumulative:0.2"}, {}),
+        ("cannot follow MaxConfidence", {"policy": "max-confidence:0.5,drop=true"}, {}),
+        ("hides the probabilities", {"policy": "cumulative:0.2"}, {"speculative_config__use_local_argmax_reduction": True}),
+        ("on each tensor-parallel rank", {"policy": "cumulative:0.2"}, {"parallel_config__tensor_parallel_size": 2}),
     ],
 )
 def test_what_cannot_be_followed_is_refused(said: str, settings: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -97,9 +100,11 @@ def test_what_cannot_be_followed_is_refused(said: str, settings: dict[str, Any],
     ("ours", "schedule", "scheduler"),
     [
         ({}, {0, 1, 2, 3, 4, 6, 8}, "AdaptiveAsyncScheduler"),
+        ({"policy": "cost-aware"}, {0, 1, 2, 3, 4, 6, 8}, "AdaptiveAsyncScheduler"),
         ({"policy": "fixed:3"}, {3}, None),
         ({"policy": "fixed:8"}, None, None),
         ({"policy": "none"}, {0}, None),
+        ({"policy": "cumulative:0.2"}, None, None),
     ],
 )
 def test_lengths_are_configured_before_the_engine_is_made(ours: Any, schedule: set[int] | None, scheduler: str | None) -> None:

@@ -1,6 +1,6 @@
 """A program: sampled steps of our speculator with vLLM's own sampler and rejection sampler, whose kernels are interpreted.
 
-CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 python draws.py NUM
+CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 python draws.py POLICY NUM
 
 Prints, for every pair of first two tokens, how often it came out and how likely the target has it; and the lengths of steps.
 """
@@ -40,6 +40,8 @@ _with_bool_masks("create_masked_store", 2)
 from test_vllm import Table  # noqa: E402
 from world import World  # noqa: E402
 
+from specdecpp.integrations.vllm import stopping  # noqa: E402
+
 MOST, TEMPERATURE = 3, 0.8
 
 
@@ -71,10 +73,11 @@ class Drawn(World):
         return sampled[0, : int(counts)].tolist()
 
 
-def main(num: int) -> None:
+def main(policy: str, num: int) -> None:
     target = Table(0)
     draft = Table(1, like=target, share=0.5)
-    world = Drawn(draft, target, ours={}, most=MOST, max_num_reqs=2, draws=True)
+    stopping.LAG = 0  # a step ends where the rule says
+    world = Drawn(draft, target, ours={"policy": policy}, most=MOST, max_num_reqs=2, draws=True)
     world.temperature.fill_(TEMPERATURE)
     prompt, seen, lengths, accepted = [3, 1, 2], Counter(), Counter(), Counter()
     for i in range(num):
@@ -82,8 +85,7 @@ def main(num: int) -> None:
         world.add("a", prompt)
         request = world.requests["a"]
         while len(request.tokens) < len(prompt) + 3:
-            world.step(1 + i % MOST)
-            request.num_slots = MOST if request.num_slots else 0  # those without a draft token hold -1
+            world.step(MOST)
         seen[tuple(request.tokens[len(prompt) + 1 :][:2])] += 1
         lengths[request.steps[0][0]] += 1
         accepted[request.steps[0][1]] += 1
@@ -99,4 +101,4 @@ def main(num: int) -> None:
 
 if __name__ == "__main__":
     with torch.inference_mode():
-        main(int(sys.argv[1]))
+        main(sys.argv[1], int(sys.argv[2]))

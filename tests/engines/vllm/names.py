@@ -45,6 +45,7 @@ def called() -> list[str]:
         (Standalone._copy_request_inputs, five, {}),
         (Standalone._run_model, (*five, ANY), {}),
         (Standalone.sample_draft, (*five, ANY, ANY, ANY), {}),
+        (Standalone._maybe_predict_acceptance, four, {}),
         (Standalone._update_draft_decode_metadata, (ANY, ANY, ANY), {}),
         (Standalone._build_uniform_attn_metadata, five, {"step": 0}),
         (Standalone._build_attn_metadata, five, {"step": 0, "slot_mappings": ANY}),

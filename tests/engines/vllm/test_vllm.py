@@ -6,6 +6,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from conftest import DRAFT, TARGET, drafting, engine, json_in
 
 from specdecpp.errors import BackendError
-from specdecpp.integrations.vllm import configuring, register
+from specdecpp.integrations.vllm import configuring, register, stopping
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -128,24 +129,66 @@ class Whole:
         return self._known[key]
 
 
-def test_every_step_is_the_librarys_own() -> None:
-    """Catches draft tokens of another model or context than the library's with the same pair."""
+@pytest.mark.parametrize("policy", ["cumulative:0.3", "max-confidence:0.4", "fixed:3"])
+def test_every_step_is_the_librarys_own(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a score, a threshold or a product that is not the rule's: a step late, of another request, at another scale."""
     from specdecpp.decoder import Decoder
     from specdecpp.loading.pair import load_pair
+    from specdecpp.policy_spec import parse_policy
 
-    found = world(Whole(DRAFT), Whole(TARGET), {"policy": "fixed:3"}, most=6, max_model_len=128, max_num_tokens=128)
+    monkeypatch.setattr(stopping, "LAG", 0)
+    found = world(Whole(DRAFT), Whole(TARGET), {"policy": policy}, most=6, max_model_len=128, max_num_tokens=128)
     pair = load_pair(backend="eager")
-    decoder = Decoder(pair, policy="fixed:3")
-    for text in ("Tom has 3 apples", "def fib(n):\n"):
-        prompt = pair.tokenizer(text).input_ids
-        found.add(text, prompt)
-    for _ in range(14):
-        found.step(3)
-    for name, request in found.requests.items():
-        prompt = pair.tokenizer(name).input_ids
+    rule = replace(parse_policy(policy).policy, **({} if policy.startswith("fixed") else {"max_tokens": 6}))
+    decoder = Decoder(pair, policy=rule)
+    prompts = {text: pair.tokenizer(text).input_ids for text in ("Tom has 3 apples", "def fib(n):\n")}
+    for name, prompt in prompts.items():  # one after the other: a batch goes on while any request does
+        found.add(name, prompt)
+        for _ in range(14):
+            found.step(3 if policy.startswith("fixed") else 6)
+        request = found.requests[name]
         own = decoder.generate([*prompt, request.tokens[len(prompt)]], max_tokens=80, temperature=0.0, ignore_eos=True)
         assert request.steps == [(r.num_drafted, r.num_accepted) for r in own.steps[: len(request.steps)]]
         assert request.tokens[len(prompt) + 1 :] == list(own.tokens)[: len(request.tokens) - len(prompt) - 1]
+        assert policy.startswith("fixed") or len({num for num, _ in request.steps}) >= 3
+        found.remove(name)
+
+
+PROMPTS = [[a, b, (a * b + 1) % 7] for a in range(3) for b in range(4)]
+
+
+def first_lengths(draft: Table, target: Table) -> list[int]:
+    """Draft tokens of each prompt's first step, alone."""
+    found, lengths = world(draft, target, {"policy": "cumulative:0.3"}), []
+    for prompt in PROMPTS:
+        found.add("a", prompt)
+        found.step(4)
+        lengths.append(sum(t >= 0 for t in found.requests["a"].draft))
+        found.remove("a")
+    return lengths
+
+
+def test_a_batch_goes_on_while_any_request_does(draft: Table, target: Table) -> None:
+    """Catches a loop that ends with the first request that stops, and tokens that are thrown away after they were drawn."""
+    lengths = first_lengths(draft, target)
+    shortest, longest = (PROMPTS[lengths.index(find(lengths))] for find in (min, max))
+    found = world(draft, target, {"policy": "cumulative:0.3"})
+    found.add("a", shortest)
+    found.add("b", longest)
+    found.step(4)
+    assert min(lengths) < max(lengths)
+    assert [sum(t >= 0 for t in r.draft) for r in found.requests.values()] == [max(lengths)] * 2
+
+
+def test_a_flag_that_is_read_late_ends_a_step_one_token_later(
+    draft: Table, target: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a lag of two, and one that is not there: on a CPU the flag of the step before is always known."""
+    late = first_lengths(draft, target)
+    monkeypatch.setattr(stopping, "LAG", 0)
+    at_once = first_lengths(draft, target)
+    assert late == [min(4, n + 1) for n in at_once]
+    assert min(at_once) < 3
 
 
 @pytest.mark.parametrize("release", ["installed", "newest"])
@@ -169,10 +212,11 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
             found.check_attention()
 
 
-def test_the_distribution_is_the_targets(python: Callable[..., str]) -> None:
-    """Catches a place without a draft token that is verified, and distributions of other tokens than those proposed:
-    chi-square over the first two tokens of 500 answers, by vLLM's own samplers with their kernels interpreted."""
-    found = json_in(python("draws.py", "500", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"))
+@pytest.mark.parametrize("policy", ["fixed:3", "cumulative:0.3"])
+def test_the_distribution_is_the_targets(policy: str, python: Callable[..., str]) -> None:
+    """Catches a place without a draft token that is verified, distributions of other tokens than those proposed, a stop that
+    looks ahead: chi-square over the first two tokens of 500 answers, by vLLM's own samplers with their kernels interpreted."""
+    found = json_in(python("draws.py", policy, "500", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"))
     cells, rest = [], [0, 0.0]
     for num, p in found["rows"]:
         if 500 * p >= 5:
@@ -184,18 +228,18 @@ def test_the_distribution_is_the_targets(python: Callable[..., str]) -> None:
     assert num_free >= 8
     assert chi_square < num_free + 3.5 * (2 * num_free) ** 0.5
     assert len(found["accepted"]) >= 3
-    assert len(found["lengths"]) == 3
+    assert len(found["lengths"]) == (1 if policy == "fixed:3" else 3)
 
 
 def fitting() -> Any:
     """A configuration that the plugin can follow."""
     spec = SimpleNamespace(
         method="draft_model", enable_adaptive_verification=False, parallel_drafting=False, use_heterogeneous_vocab=False,
-        num_speculative_tokens=8,
+        use_local_argmax_reduction=False, num_speculative_tokens=8,
     )  # fmt: skip
     return SimpleNamespace(
         additional_config={"specdecpp": {}}, speculative_config=spec, use_v2_model_runner=True,
-        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1),
+        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1, tensor_parallel_size=1),
     )  # fmt: skip
 
 

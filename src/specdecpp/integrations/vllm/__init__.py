@@ -8,7 +8,7 @@ configured for it:
 
     settings     the keys there                         configuring  the way into an engine, and what is refused
     lengths      the length of a batch's steps         scheduler    vLLM's, which asks for it
-    speculator   the passes of the draft, as graphs
+    speculator   the passes of the draft, as graphs     stopping     a threshold that may end a step
 """
 
 import functools

@@ -14,7 +14,8 @@ from typing import Any
 from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm.lengths import choices_up_to, schedule_of
 from specdecpp.integrations.vllm.settings import KEY, logger, policy_of
-from specdecpp.policies import CostAware, Fixed
+from specdecpp.integrations.vllm.stopping import stop_rule
+from specdecpp.policies import CostAware
 from specdecpp.policy_spec import PolicySpec
 
 TESTED = ("0.32.0", "0.33.0")
@@ -111,18 +112,19 @@ def check(vllm_config: Any, asked: PolicySpec) -> None:
             f'additional_config["{KEY}"] needs vLLM\'s second model runner, and the first one is in use: on CPUs there is no '
             "other (this library serves by itself there, `specdecpp serve`), elsewhere remove VLLM_USE_V2_MODEL_RUNNER=0."
         )
-    if not isinstance(asked.policy, CostAware | Fixed) or asked.needs_head:
-        raise ValueError(
-            f"vLLM's batches cannot follow {asked.policy}: the plugin takes cost-aware and fixed:K. Use one of them, or "
-            "`specdecpp serve` for other policies."
-        )
-    ranks = vllm_config.parallel_config
+    ranks, has_rule = vllm_config.parallel_config, stop_rule(asked, spec.num_speculative_tokens) is not None
     refusals: Mapping[str, bool] = {
         "adaptive verification trims what the plugin has chosen; remove enable_adaptive_verification": (
             spec.enable_adaptive_verification
         ),
         "parallel drafting has no steps to stop between": spec.parallel_drafting,
         "two vocabularies (use_heterogeneous_vocab) are not supported": spec.use_heterogeneous_vocab,
+        "use_local_argmax_reduction hides the probabilities that a threshold reads": (
+            has_rule and spec.use_local_argmax_reduction
+        ),
+        "a threshold may end steps differently on each tensor-parallel rank; use cost-aware or fixed:K": (
+            has_rule and ranks.tensor_parallel_size > 1
+        ),
         "data parallel ranks must draft equally long; use data_parallel_size 1 and several servers": (
             ranks.data_parallel_size > 1
         ),

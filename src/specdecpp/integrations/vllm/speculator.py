@@ -13,9 +13,10 @@ second token costs a small draft nothing.
 A step of length 0 does nothing: no pass, no copy, no wait. What the draft then lacks, prompts included, it reads before it
 drafts again; the host counts those tokens from above, and places before the first token are padding.
 
-The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the step and the same for the batch. A place
-without a draft token holds -1, which vLLM's rejection sampler never accepts and takes as the end (the next token is then the
-target's own), so the output keeps the target's distribution.
+The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the step and the same for the batch. A threshold
+may end a step earlier (`stopping`): the further passes are then launched one by one, and left out where no request wants them.
+Draft tokens that were drawn are all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts
+and takes as the end (the next token is then the target's own), so the output keeps the target's distribution.
 """
 
 from typing import Any
@@ -38,6 +39,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 
 from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm.settings import logger, policy_of
+from specdecpp.integrations.vllm.stopping import StopRule, stop_rule
 
 FIRST = 2
 """Tokens of each request that the first pass of a step reads."""
@@ -58,7 +60,10 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         self._unread = np.full(self.max_num_reqs, ALL, dtype=np.int64)
         places = torch.arange(self.max_num_reqs + 1, dtype=torch.int32, device=device)
         self._starts = {width: width * places for width in (1, FIRST)}
-        self._has_lengths = self.speculative_config.uses_dynamic_speculative_decoding()
+        self._logits: Tensor | None = None
+        asked = policy_of(vllm_config)
+        rule = None if asked is None else stop_rule(asked, self.num_speculative_steps)
+        self._rule = None if rule is None else StopRule(rule, self.max_num_reqs, self.num_speculative_steps, device)
 
     def set_attn(
         self,
@@ -101,6 +106,11 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
             )
         logger.info("specdecpp drafts by %d + %d CUDA graphs", len(self._first_graphs.graphs), len(self._rest_graphs.graphs))
 
+    @property
+    def _has_lengths(self) -> bool:
+        """True where each length has a graph; a step that a threshold may end has one for a single pass."""
+        return self._rule is None and self.speculative_config.uses_dynamic_speculative_decoding()
+
     @torch.inference_mode()
     def propose(
         self,
@@ -142,11 +152,16 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
                 self.idx_mapping[:num].masked_fill_(async_tensor_h2d(reading, device=self.device), PAD)
             if unread.any():
                 self._catch_up(input_batch, unread)
+        if self._rule is not None:
+            self._rule.start()
+        num_drawn = 1
         self._map_blocks()
         self._launch(self._first_graphs, self._first, FIRST, num, eager=is_profile)
-        if length > 1:
-            self._launch(self._rest_graphs, self._rest, 1, num, eager=is_profile, length=length)
-        tokens[:, length:] = PAD
+        while num_drawn < length and not (self._rule is not None and self._rule.ends(num_drawn)):
+            further = 1 if self._rule is not None else length - 1
+            self._launch(self._rest_graphs, self._rest, 1, num, eager=is_profile, length=1 + further)
+            num_drawn += further
+        tokens[:, num_drawn:] = PAD
         return tokens
 
     def _count_unread(self, batch: Any, *, drafts: bool) -> np.ndarray | None:
@@ -235,7 +250,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         num_speculative_steps: int,
     ) -> None:
         """The passes over the draft token of each request, and the next ones."""
-        for _step in range(1, num_speculative_steps):
+        for _step in range(1, 2 if self._rule is not None else num_speculative_steps):
             hidden = self._pass(num, num_tokens, 1, attn_metadata, slot_mappings)
             self._draw(num, hidden[:num], self.input_buffers.positions[:num])
 
@@ -262,10 +277,17 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         slots, step, buffers = self.idx_mapping[:num], self.current_draft_step, self.input_buffers
         tokens = self.sample_draft(hidden, positions, slots, self.temperature, self.seeds, step, self.draft_logits)
         self.draft_tokens[:num].index_copy_(1, step.view(1), tokens.long().unsqueeze(-1))
+        if self._rule is not None:
+            assert self._logits is not None
+            self._rule.judge(self._logits, tokens, step, self.temperature[slots.clamp(min=0)], slots >= 0)
         step.add_(1).remainder_(self.num_speculative_steps)
         buffers.input_ids[:num].copy_(tokens)
         buffers.positions[:num].copy_((positions + 1).clamp(max=self.max_model_len - 1))
         buffers.seq_lens[:num].add_(1).clamp_(max=self.max_model_len)
+
+    def _maybe_predict_acceptance(self, logits: Tensor, *args: Any) -> None:
+        self._logits = logits if self._rule is not None else None
+        super()._maybe_predict_acceptance(logits, *args)
 
 
 def _reading(batch: Any) -> np.ndarray:
