@@ -14,6 +14,7 @@ from distributions import Distribution, answer, distribution_of, finish, largest
 from kinds import CACHE, KINDS, model_of
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
@@ -151,6 +152,18 @@ def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name:
     expected = generate(target, padded, **options)
     assert generate(target, padded, custom_generate=loop, **options) == expected
     assert (expected == generate(target, padded, attention_mask=mask)) == (name == "warpers"), "which greedy decoding ignores"
+
+
+def test_the_reference_pair_with_its_head_gives_the_tokens_of_generate() -> None:
+    """Catches a loop that works for random models only: trained ones, named by their folders, with a head."""
+    target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
+    loop = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
+    prompt = tokenizer("What is a guitar?\n", return_tensors="pt")
+    plain = target.generate(**prompt, max_new_tokens=40, do_sample=False)
+    ours = target.generate(**prompt, custom_generate=loop, max_new_tokens=40, do_sample=False, return_dict_in_generate=True)
+    assert ours.sequences.tolist() == plain.tolist()
+    assert ours.metrics.mean_acceptance_length > 1.5
 
 
 SAMPLED: dict[str, dict[str, Any]] = {
