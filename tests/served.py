@@ -58,7 +58,7 @@ def served(pair: Pair, **settings: Any) -> Iterator[Served]:
                 url=address(listening),
                 server=server,
                 engine=state.engine,
-                name=state.model["id"],
+                name=state.model.id,
                 thread=thread,
                 clients=clients,
             )

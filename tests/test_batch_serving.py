@@ -10,15 +10,14 @@ from batched import PROMPTS, compiled_pair, session
 from specdecpp import Decoder, Pair
 from specdecpp.backends import EagerModel, NativeModel, native
 from specdecpp.policies import Fixed
-from specdecpp.scheduler import Read, decode, step
+from specdecpp.scheduler import decode, step
 from specdecpp.serving import engine
 from specdecpp.serving.engine import FEW, EngineThread, Pace
-from specdecpp.serving.evidence import Recorder
-from specdecpp.serving.jobs import End, Job, Part, RequestPlan, StepEvent
+from specdecpp.serving.jobs import End, Job, Part, StepEvent
 from specdecpp.serving.schema import CompletionRequest
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.serving.validation import RequestValidator
-from specdecpp.session import Step
+from specdecpp.session import Session
 from specdecpp.testing import tiny_model
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -43,13 +42,14 @@ class Listener:
             self.tokens += [piece.token for piece in what.step.pieces]
 
 
-def served(decoder: Decoder, *, watched: int | None = None) -> list[Listener]:
+def served(decoder: Decoder, *, watched: int | None = None, recorder: Any = None) -> list[Listener]:
     """Five requests to a server at once, of which one is watched."""
     thread, listeners = EngineThread(ServerSettings(max_running=4)), [Listener() for _ in PROMPTS]
     thread.start()
     for i, (prompt, listener) in enumerate(zip(PROMPTS, listeners, strict=True)):
-        parts = (Part(prompt=prompt, options={"max_tokens": 20, "seed": i}),)
-        thread.submit(Job(RequestPlan(decoder=decoder, parts=parts, details=i == watched), listener, timeout_s=60.0))
+        part = Part(prompt=prompt, options={"max_tokens": 20, "seed": i})
+        by = recorder if i == watched else None
+        thread.submit(Job(decoder=decoder, parts=[part], listener=listener, timeout_s=60.0, recorder=by))
     for listener in listeners:
         assert listener.is_over.wait(60)
     thread.stop()
@@ -129,20 +129,20 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
         assert one.step().tokens == other.step().tokens
 
 
-def test_what_somebody_makes_of_a_step_ends_one_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_somebody_makes_of_a_round_ends_one_request(pair: Pair) -> None:
     """Catches a recorder that fails, and takes from the others a step that they have committed: it was never told."""
     decoder = Decoder(pair, policy=Fixed(k=2))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
 
-    def fails(self: Recorder, step: Step) -> Any:
-        if len(seen) > 2:
-            raise ZeroDivisionError("a recorder fails")
-        seen.append(step)
-        return {}
+    def recorder(session: Session) -> Any:
+        def fails(plan: Any, result: Any) -> None:
+            if len(session.tokens) > session.num_prompt_tokens + 5:
+                raise ZeroDivisionError("a recorder fails")
 
-    seen: list[Step] = []
-    monkeypatch.setattr(Recorder, "details", fails)
-    found = served(decoder, watched=1)
+        fails.evidence = lambda outcome: None  # pyright: ignore[reportFunctionMemberAccess]
+        return fails
+
+    found = served(decoder, watched=1, recorder=recorder)
     assert [bool(listener.end and listener.end.error) for listener in found] == [False, True, False, False, False]
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
     assert found[1].tokens == alone[1][: len(found[1].tokens)] != []
@@ -195,13 +195,13 @@ def test_pieces_are_cut_to_the_time_that_others_may_wait() -> None:
     """Catches a piece that grows without a bound, one that shrinks to nothing, and pieces that nobody waits for."""
     pace = Pace()
     assert (pace.rows(is_alone=True), pace.rows(is_alone=False)) == (256, FEW)
-    pace.learn(Read(0, 9.9))
+    pace.learn(0, 9.9)
     assert pace.rows(is_alone=False) == FEW
-    pace.learn(Read(50, 0.1))
+    pace.learn(50, 0.1)
     assert pace.rows(is_alone=False) == 50
     for _ in range(40):
-        pace.learn(Read(10, 10.0))
+        pace.learn(10, 10.0)
     assert (pace.rows(is_alone=True), pace.rows(is_alone=False)) == (256, FEW)
     for _ in range(40):
-        pace.learn(Read(100, 1e-6))
+        pace.learn(100, 1e-6)
     assert pace.rows(is_alone=False) == 256

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from specdecpp.metrics import Metrics
-from specdecpp.policy_spec import spec_of
+from specdecpp.serving import schema
 from specdecpp.serving.evidence import ScoredToken
-from specdecpp.serving.jobs import RequestPlan, StepEvent
-from specdecpp.serving.schema import BaseRequest, ChatRequest
+from specdecpp.serving.jobs import StepEvent
+from specdecpp.serving.schema import Chunk
+from specdecpp.serving.validation import RequestPlan
 from specdecpp.session import Step
 from specdecpp.verify import at, is_lossless
 
 Json = dict[str, Any]
-FinishedBy = Literal["stop", "length"]
 
 
 @dataclass
@@ -28,17 +28,23 @@ class AnswerState:
 
     index: int
     num_prompt_tokens: int
+    text: str = ""
+    finish_reason: schema.FinishedBy = "length"
     steps: list[Step] = field(default_factory=list)
     scores: list[ScoredToken] = field(default_factory=list)
-    details: list[Json | None] = field(default_factory=list)
+    details: list[schema.StepDetails] = field(default_factory=list)
     prefill_s: float = 0.0
     num_cached_tokens: int = 0
 
     def add(self, event: StepEvent) -> None:
+        self.text += event.step.text
         self.steps.append(event.step)
-        self.scores += event.scores
-        self.details.append(event.details)
         self.prefill_s, self.num_cached_tokens = event.prefill_s, event.num_cached_tokens
+        self.finish_reason = _finish_reason(event.step) or self.finish_reason
+        if event.evidence is not None:
+            self.scores += event.evidence.scores
+            if event.evidence.details is not None:
+                self.details.append(event.evidence.details.model_copy(update={"at_s": event.at_s}))
 
     @property
     def metrics(self) -> Metrics:
@@ -53,12 +59,11 @@ class AnswerState:
 class Answer:
     """The reply to one request, updated with every event."""
 
-    def __init__(self, plan: RequestPlan, body: BaseRequest, *, name: str, model: str):
-        self._plan, self._is_chat = plan, isinstance(body, ChatRequest)
-        self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._head: Json = {"id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{name}", "created": int(time.time())}
-        self._head["model"] = model
-        self.choices = [AnswerState(i, len(part.prompt)) for i, part in enumerate(plan.parts)]
+    def __init__(self, plan: RequestPlan, *, is_chat: bool, name: str, model: str, includes_usage: bool = False):
+        self._plan, self._is_chat, self._includes_usage = plan, is_chat, includes_usage
+        prefix = "chatcmpl-" if is_chat else "cmpl-"
+        self._head: Json = {"id": prefix + name, "created": int(time.time()), "model": model}
+        self.choices = [AnswerState(index=i, num_prompt_tokens=len(part.prompt)) for i, part in enumerate(plan.parts)]
         self.first_text_s: float | None = None
 
     def add(self, event: StepEvent) -> None:
@@ -72,90 +77,99 @@ class Answer:
         return sum((choice.metrics for choice in self.choices[1:]), self.choices[0].metrics)
 
     @property
-    def usage(self) -> Json:
+    def usage(self) -> schema.Usage:
         """Tokens of the request. A prompt counts once, however many answers it gets; so do its cached tokens."""
         completion = sum(len(step.pieces) for choice in self.choices for step in choice.steps)
         cached: dict[tuple[int, ...], int] = {}
         for choice, part in zip(self.choices, self._plan.parts, strict=True):
             cached.setdefault(tuple(part.prompt), choice.num_cached_tokens)
         prompt = self._plan.num_prompt_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
-        }
+        return schema.Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=schema.PromptTokens(cached_tokens=sum(cached.values())),
+        )
 
-    def whole(self, queue_s: float | None) -> Json:
+    def whole(self, queue_s: float | None) -> schema.Completion | schema.ChatCompletion:
         """The body of an answer that is not streamed."""
-        choices = []
-        for choice in self.choices:
-            text = "".join(step.text for step in choice.steps)
-            shown = {"message": {"role": "assistant", "content": text, "refusal": None}} if self._is_chat else {"text": text}
-            reason = _finish_reason(choice.steps[-1]) if choice.steps else "length"
-            choices.append(self._choice(choice.index, shown, choice.scores, reason))
         speculative = self._speculative(queue_s)
         if self._plan.details:
             speculative["steps"] = [choice.details for choice in self.choices]
-        kind = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._head, "object": kind, "choices": choices, "usage": self.usage, "speculative": speculative}
+        choices: Any = [self._choice(c.index, c.text, c.scores, c.finish_reason) for c in self.choices]
+        fields = {**self._head, "choices": choices, "usage": self.usage}
+        block = schema.SpeculativeBlock(**speculative)
+        if self._is_chat:
+            return schema.ChatCompletion(**fields, object="chat.completion", speculative=block)
+        return schema.Completion(**fields, object="text_completion", speculative=block)
 
-    def chunks(self, events: Sequence[StepEvent], queue_s: float | None) -> list[Json]:
+    def chunks(self, events: Sequence[StepEvent], queue_s: float | None) -> list[Chunk]:
         """Chunks of steps that came together: one for each answer, or for each step where details are asked for; none for
         steps that show nothing."""
         key = id if self._plan.details else attrgetter("index")
         groups = [list(group) for _, group in groupby(events, key)]
         return [chunk for group in groups if (chunk := self._chunk_of(group, queue_s))]
 
-    def closing(self) -> Json | None:
+    def closing(self) -> Chunk | None:
         """The usage, where the request asks for it."""
         return self._chunk([], usage=self.usage) if self._includes_usage else None
 
-    def _chunk_of(self, events: Sequence[StepEvent], queue_s: float | None) -> Json | None:
+    def _chunk_of(self, events: Sequence[StepEvent], queue_s: float | None) -> Chunk | None:
         """A chunk with steps of one answer."""
-        last = events[-1]
-        choice = self.choices[last.index]
+        choice, last = self.choices[events[-1].index], events[-1]
         is_first, offset = not choice.steps, sum(scored.num_shown for scored in choice.scores)
         for event in events:
             self.add(event)
         text = "".join(event.step.text for event in events)
-        scores = [scored for event in events for scored in event.scores]
-        reason = _finish_reason(last.step)
-        if not (text or scores or reason or self._plan.details or is_first):
+        scores = [scored for event in events if event.evidence for scored in event.evidence.scores]
+        if not (text or scores or last.step.finish_reason or self._plan.details or is_first):
             return None
-        shown: Json = {"text": text}
-        if self._is_chat:
-            shown = {"delta": {"role": "assistant", "content": text} if is_first else {"content": text}}
-        speculative: Json = {"step": last.details} if self._plan.details else {}
-        if reason and last.index == len(self.choices) - 1:
+        speculative: Json = {"step": choice.details[-1]} if self._plan.details else {}
+        if last.step.finish_reason is not None and last.index == len(self.choices) - 1:
             speculative |= self._speculative(queue_s)
-        extra = {"speculative": speculative} if speculative else {}
-        return self._chunk([self._choice(last.index, shown, scores, reason, offset)], **extra)
+        delta = {"role": "assistant", "content": text} if is_first else {"content": text}
+        part = self._choice(last.index, text, scores, _finish_reason(last.step), offset=offset, delta=delta)
+        return self._chunk([part], speculative=speculative)
 
     def _choice(
-        self, index: int, shown: Json, scores: Sequence[ScoredToken], reason: FinishedBy | None, offset: int = 0
-    ) -> Json:
-        return {"index": index, **shown, "logprobs": self._logprobs(scores, offset), "finish_reason": reason}
+        self,
+        index: int,
+        text: str,
+        scores: Sequence[ScoredToken],
+        finish_reason: schema.FinishedBy | None,
+        *,
+        offset: int = 0,
+        delta: dict[str, str] | None = None,
+    ) -> schema.Choice:
+        fields: Json = {"index": index, "logprobs": self._logprobs(scores, offset), "finish_reason": finish_reason}
+        if not self._is_chat:
+            return schema.TextChoice(text=text, **fields)
+        if delta is None:
+            return schema.ChatChoice(message=schema.AssistantMessage(content=text), **fields)
+        return schema.DeltaChoice(delta=delta, **fields)
 
-    def _chunk(self, choices: list[Json], **extra: Any) -> Json:
+    def _chunk(
+        self, choices: list[schema.Choice], *, usage: schema.Usage | None = None, speculative: Json | None = None
+    ) -> Chunk:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        usage = {"usage": None} if self._includes_usage else {}
-        return {**self._head, "object": kind, "choices": choices, **usage, **extra}
+        extra: Json = {"usage": usage} if self._includes_usage else {}
+        extra |= {"speculative": speculative} if speculative else {}
+        return Chunk(**self._head, object=kind, choices=choices, **extra)
 
     def _speculative(self, queue_s: float | None) -> Json:
-        decoder, metrics = self._plan.decoder, self.metrics
+        plan, metrics = self._plan, self.metrics
         return {
-            "policy": spec_of(decoder.policy),
-            "verification": self._plan.verification,
-            "lossless": is_lossless(at(self._plan.sampling, decoder.verification)),
-            "sampling": asdict(self._plan.sampling),
+            "policy": plan.policy,
+            "verification": plan.verification,
+            "lossless": is_lossless(at(plan.sampling, plan.decoder.verification)),
+            "sampling": asdict(plan.sampling),
             **metrics.to_dict(),
             "time_shares": metrics.time_shares,
             "queue_s": queue_s,
             "time_to_first_token_s": self.first_text_s,
         }
 
-    def _logprobs(self, scores: Sequence[ScoredToken], offset: int) -> Json | None:
+    def _logprobs(self, scores: Sequence[ScoredToken], offset: int = 0) -> Json | None:
         """Log-probabilities in the shape of the endpoint; None where they are not asked for."""
         if self._plan.num_top is None:
             return None
@@ -178,6 +192,6 @@ def _token(text: str, logprob: float) -> Json:
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 
-def _finish_reason(step: Step) -> FinishedBy | None:
+def _finish_reason(step: Step) -> schema.FinishedBy | None:
     """OpenAI's word for why an answer ended: an end of text and a stop string are both "stop"."""
     return "stop" if step.finish_reason == "eos" else step.finish_reason

@@ -14,6 +14,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from specdecpp import __version__
 from specdecpp.loading.pair import Pair
+from specdecpp.serving import schema
 from specdecpp.serving.answers import Answer
 from specdecpp.serving.engine import EngineThread
 from specdecpp.serving.errors import ApiError, add_handlers
@@ -21,17 +22,17 @@ from specdecpp.serving.jobs import Job
 from specdecpp.serving.metrics import CONTENT_TYPE, ServerMetrics
 from specdecpp.serving.middleware import RequestMiddleware
 from specdecpp.serving.page import page
-from specdecpp.serving.schema import ChatRequest, CompletionRequest
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.serving.stream import EventQueue, EventStream, Exchange
-from specdecpp.serving.validation import Body, RequestValidator
+from specdecpp.serving.validation import RequestValidator
 
-FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"description": "What is wrong with the request; 429: no place is free."}}
-ANSWERS: dict[int | str, dict[str, Any]] = {
-    **FAULTS,
-    200: {"description": "The answer; with `stream` its chunks.", "content": {"text/event-stream": {}}},
-    503: {"description": "The server is shutting down, or has failed."},
-    504: {"description": "The request took too long."},
+STREAM = {
+    "text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": schema.ErrorReply, "description": "What is wrong with the request; 429 when all places are taken."},
+    503: {"model": schema.ErrorReply, "description": "The server is shutting down, or has failed."},
+    504: {"model": schema.ErrorReply, "description": "The request took too long."},
 }
 
 
@@ -43,7 +44,7 @@ class AppState:
     validator: RequestValidator
     engine: EngineThread
     metrics: ServerMetrics
-    model: dict[str, Any]
+    model: schema.ModelCard
 
 
 def _state(request: Request) -> AppState:
@@ -63,7 +64,6 @@ def _check_key(
 
 
 State = Annotated[AppState, Depends(_state)]
-Json = dict[str, Any]
 router = APIRouter()
 api = APIRouter(prefix="/v1", dependencies=[Depends(_check_key)])
 
@@ -73,13 +73,13 @@ async def playground() -> HTMLResponse:
     return HTMLResponse(page())
 
 
-@router.get("/health", responses={503: {"description": "The server is shutting down, or has failed."}})
-async def health(state: State, response: Response) -> Json:
+@router.get("/health", responses={503: {"model": schema.Health}})
+async def health(state: State, response: Response) -> schema.Health:
     """200 while requests are taken; 503 from the signal to stop, and once the engine has failed."""
     engine = state.engine
     status = engine.status
     response.status_code = 200 if status == "ok" else 503
-    return {"status": status, "running": engine.num_running, "waiting": engine.num_waiting}
+    return schema.Health(status=status, running=engine.num_running, waiting=engine.num_waiting)
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}, response_class=Response)
@@ -88,43 +88,56 @@ async def metrics(state: State) -> Response:
     return Response(state.metrics.text(), media_type=CONTENT_TYPE)
 
 
-@api.get("/models", responses=FAULTS)
-async def models(state: State) -> Json:
+@api.get("/models", responses={"4XX": ERRORS["4XX"]})
+async def models(state: State) -> schema.ModelList:
     """The one model that is served."""
-    return {"object": "list", "data": [state.model]}
+    return schema.ModelList(data=[state.model])
 
 
-@api.get("/models/{name:path}", responses=FAULTS)
-async def model(name: str, state: State) -> Json:
+@api.get("/models/{name:path}", responses={"4XX": ERRORS["4XX"]})
+async def model(name: str, state: State) -> schema.ModelCard:
     """The model of that name."""
-    state.validator.check_name(name)
+    if name != state.model.id:
+        raise state.validator.unknown_model(name)
     return state.model
 
 
-@api.post("/completions", responses=ANSWERS)
-async def completions(body: CompletionRequest, request: Request, state: State) -> Response:
+@api.post("/completions", response_model=schema.Completion, responses={200: {"content": STREAM}, **ERRORS})
+async def completions(body: schema.CompletionRequest, request: Request, state: State) -> Any:
     """Continue a text."""
     return await _answer(body, request, state)
 
 
-@api.post("/chat/completions", responses=ANSWERS)
-async def chat_completions(body: ChatRequest, request: Request, state: State) -> Response:
+@api.post("/chat/completions", response_model=schema.ChatCompletion, responses={200: {"content": STREAM}, **ERRORS})
+async def chat_completions(body: schema.ChatRequest, request: Request, state: State) -> Any:
     """Answer a conversation."""
     return await _answer(body, request, state)
 
 
-async def _answer(body: Body, request: Request, state: AppState) -> Response:
-    facts = request.state.facts
-    facts["user"] = body.user
-    plan, queue = await state.validator.validate(body), EventQueue()
-    job = Job(plan, queue.put, timeout_s=state.settings.timeout_s)
+async def _answer(body: schema.CompletionRequest | schema.ChatRequest, request: Request, state: AppState) -> Any:
+    request.state.facts["user"] = body.user
+    plan = await state.validator.validate(body)
+    queue = EventQueue()
+    job = Job(
+        decoder=plan.decoder,
+        parts=plan.parts,
+        listener=queue.put,
+        timeout_s=state.settings.timeout_s,
+        recorder=plan.recorder if plan.needs_recorder else None,
+    )
     try:
         state.engine.submit(job)
     except ApiError as error:
         state.metrics.add_request(error.code or "refused")
         raise
-    answer = Answer(plan, body, name=request.state.name, model=state.model["id"])
-    exchange = Exchange(answer=answer, job=job, queue=queue, metrics=state.metrics, facts=facts)
+    answer = Answer(
+        plan,
+        is_chat=isinstance(body, schema.ChatRequest),
+        name=request.state.name,
+        model=state.model.id,
+        includes_usage=body.includes_usage,
+    )
+    exchange = Exchange(answer=answer, job=job, queue=queue, plan=plan, metrics=state.metrics, facts=request.state.facts)
     return EventStream(exchange) if body.stream else await exchange.whole(request)
 
 
@@ -154,8 +167,7 @@ def build(pair: Pair, settings: ServerSettings) -> FastAPI:
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
     )
-    card = {"id": validator.name, "object": "model", "created": int(time()), "owned_by": "specdecpp"}
-    card["max_model_len"] = pair.target.max_length
+    card = schema.ModelCard(id=validator.name, created=int(time()), max_model_len=pair.target.max_length)
     app.state.server = AppState(settings=settings, validator=validator, engine=engine, metrics=counters, model=card)
     app.include_router(router)
     app.include_router(api)

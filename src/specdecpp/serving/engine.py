@@ -40,10 +40,10 @@ class Pace:
             return ROWS
         return min(ROWS, FEW if self._row_s is None else max(FEW, int(PREFILL_S / self._row_s)))
 
-    def learn(self, read: Read) -> None:
-        """Update the mean with a piece that was read."""
-        if read.num_tokens > 0:
-            row_s = read.seconds / read.num_tokens
+    def learn(self, num: int, seconds: float) -> None:
+        """Update the mean: `num` rows took so many seconds."""
+        if num > 0:
+            row_s = seconds / num
             self._row_s = row_s if self._row_s is None else self._row_s + PACING * (row_s - self._row_s)
 
 
@@ -55,12 +55,10 @@ class EngineThread:
         self._changed = threading.Condition()
         self._running: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
-        self._is_stopping = self._has_freed = False
+        self._is_open = self._is_stopping = self._has_failed = self._has_freed = False
         self._mean_s = 1.0
         self._pace = Pace()
         self._thread: threading.Thread | None = None
-        self.status: Literal["ok", "stopping", "failed"] = "stopping"
-        """Requests are taken while it is "ok", from `start` to `close` or a failure."""
 
     @property
     def num_running(self) -> int:
@@ -69,6 +67,11 @@ class EngineThread:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def status(self) -> Literal["ok", "stopping", "failed"]:
+        """State of the engine: it takes requests, is about to stop, or has failed."""
+        return "ok" if self._is_open else "failed" if self._has_failed else "stopping"
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start the thread, which first calls `prepare`; returns once it has, and raises what it raises."""
@@ -80,9 +83,9 @@ class EngineThread:
     def submit(self, job: Job) -> None:
         """Add a request. Raises `ApiError`: 429 when all places are taken, 503 when the server stops, or has failed."""
         with self._changed:
-            if self.status == "failed":
+            if self._has_failed:
                 raise _failed()
-            if self.status == "stopping":
+            if not self._is_open:
                 raise ApiError("the server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0)
             if len(self._running) + len(self._waiting) >= self._settings.capacity:
                 raise ApiError(
@@ -98,7 +101,7 @@ class EngineThread:
     def close(self) -> None:
         """Take no more requests; those that are here go on."""
         with self._changed:
-            self.status = "failed" if self.status == "failed" else "stopping"
+            self._is_open = False
 
     def drop(self, error: ApiError) -> list[Job]:
         """End all requests with an error, sent at once: the present turn may be long. Returns what was dropped."""
@@ -111,9 +114,8 @@ class EngineThread:
 
     def stop(self) -> None:
         """End the thread once its requests have ended; `drop` them before, not to wait."""
-        self.close()
         with self._changed:
-            self._is_stopping = True
+            self._is_open, self._is_stopping = False, True
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
@@ -124,26 +126,28 @@ class EngineThread:
         except BaseException as error:
             prepared.set_exception(error)
             return
-        self.status = "ok"
+        self._is_open = True
         prepared.set_result(None)
         try:
-            while running := self._next():
+            while (running := self._next()) is not None:
                 self._turn(running)
         except BaseException:  # of the engine itself (those of models end one request): nobody may wait for a dead thread
             log.exception("the engine has failed")
             with self._changed:
-                self.status = "failed"
+                self._is_open, self._has_failed = False, True
             self.drop(_failed())
             self._running.clear()
             self._waiting.clear()
 
-    def _next(self) -> list[Job]:
-        """The requests of the coming turn, waiting for one; none when the thread is to end."""
+    def _next(self) -> list[Job] | None:
+        """The requests of the coming turn, waiting for one; None when the thread is to end."""
         with self._changed:
             while True:
                 for queue in (self._running, self._waiting):
                     for job, end in [(job, end) for job in queue if (end := job.end_due())]:
-                        self._leave(queue, job, end)
+                        queue.remove(job)
+                        self._free(job)
+                        job.send(end)
                 while self._waiting and len(self._running) < self._settings.max_running:
                     self._running.append(self._waiting.popleft())
                 if self._running:
@@ -153,7 +157,7 @@ class EngineThread:
                     trim_memory()
                     self._has_freed = False
                 if self._is_stopping:
-                    return []
+                    return None
                 self._changed.wait()
 
     def _turn(self, running: Sequence[Job]) -> None:
@@ -167,7 +171,7 @@ class EngineThread:
         events: list[StepEvent] = []
         for job, outcome in zip(begun, step(list(begun.values()), rows=rows, most=ROWS), strict=True):
             if isinstance(outcome, Read):
-                self._pace.learn(outcome)
+                self._pace.learn(outcome.num_tokens, outcome.seconds)
             elif outcome is not None:
                 try:
                     if isinstance(outcome, Exception):
@@ -190,15 +194,15 @@ class EngineThread:
         self._finish(job, End(error=ApiError(message, status=500, code="failed")))
 
     def _finish(self, job: Job, end: End) -> None:
-        self._mean_s += 0.1 * (monotonic() - job.submitted - self._mean_s)
         with self._changed:
-            self._leave(self._running, job, end)
+            self._running.remove(job)
+        self._free(job)
+        self._mean_s += 0.1 * (monotonic() - job.submitted - self._mean_s)
+        job.send(end)
 
-    def _leave(self, queue: deque[Job], job: Job, end: End) -> None:
-        queue.remove(job)
+    def _free(self, job: Job) -> None:
         job.free()
         self._has_freed = True
-        job.send(end)
 
 
 def trim_memory() -> None:

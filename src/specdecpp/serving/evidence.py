@@ -5,18 +5,19 @@ convention of OpenAI and vLLM. p and q are those that decided the step, under th
 temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from specdecpp.policies import protocol
-from specdecpp.sampling import at_least_float32
-from specdecpp.session import Session, Step
+from specdecpp.sampling import Sampling, at_least_float32
+from specdecpp.serving.schema import StepDetails, TokenDetails
+from specdecpp.session import Step
 from specdecpp.step import Plan, Result
 
 LEAST = -9999.0
@@ -36,71 +37,96 @@ class ScoredToken:
     top: tuple[tuple[str, float], ...]
 
 
-class Recorder:
-    """A session's `watch`: it keeps what decided a step until that is read."""
+@dataclass(frozen=True, kw_only=True)
+class StepEvidence:
+    """Evidence of one step: a score per token of the answer, details, or both."""
 
-    def __init__(self, session: Session, tokenizer: Any):
-        self._tokenizer, self._sampling, self._ends = tokenizer, session.sampling, session.ends
+    scores: tuple[ScoredToken, ...] = ()
+    details: StepDetails | None = None
+
+
+class Recorder:
+    """A session's `watch`: it keeps what decided a step, and makes the evidence of it.
+
+    `num_top` alternatives come with every score; None for no scores.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        sampling: Sampling,
+        *,
+        ends: Collection[int],
+        num_top: int | None = None,
+        details: bool = False,
+    ):
+        self._tokenizer, self._sampling, self._ends = tokenizer, sampling, frozenset(ends)
+        self._num_top, self._details = num_top, details
         self._seen: tuple[Plan, Result] | None = None
-        session.watch = self
 
     def __call__(self, plan: Plan, result: Result) -> None:
         self._seen = plan, result
 
-    def scores(self, step: Step, num_top: int) -> list[ScoredToken]:
-        """One score for every token of the last step but the one that ends the text, each with `num_top` alternatives."""
+    def evidence(self, step: Step) -> StepEvidence:
+        """Return the evidence of the step that has just been decided, and forget it."""
         assert self._seen is not None, "the recorder watched this step"
-        rows: Any = self._seen[1].rows
+        (plan, result), self._seen = self._seen, None
+        rows: Any = result.rows
+        return StepEvidence(
+            scores=() if self._num_top is None else self._scores(step, rows.logits),
+            details=self._step_details(step, plan, result) if self._details else None,
+        )
+
+    def _scores(self, step: Step, logits: Tensor) -> tuple[ScoredToken, ...]:
+        """One for every token of the step but the one that ends the text."""
         tokens = [t for t in step.tokens if t not in self._ends]
         if not tokens:
-            return []
-        logp = at_least_float32(rows.logits[: len(tokens)]).log_softmax(-1)
+            return ()
+        logp = at_least_float32(logits[: len(tokens)]).log_softmax(-1)
         own = logp.gather(-1, logp.new_tensor(tokens).long().unsqueeze(-1)).squeeze(-1).tolist()
-        values, ids = logp.topk(min(num_top, logp.shape[-1]), dim=-1)
-        return [
+        values, ids = logp.topk(min(self._num_top or 0, logp.shape[-1]), dim=-1)
+        top = [
+            tuple((self._text(i), max(v, LEAST)) for i, v in zip(*row, strict=True))
+            for row in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
+        return tuple(
             ScoredToken(
                 text=self._text(token),
                 num_shown=len(self._text(token, skip_special=True)),
                 logprob=max(logprob, LEAST),
-                top=tuple((self._text(i), max(value, LEAST)) for i, value in zip(*row, strict=True)),
+                top=alternatives,
             )
-            for token, logprob, *row in zip(tokens, own, ids.tolist(), values.tolist(), strict=True)
-        ]
+            for token, logprob, alternatives in zip(tokens, own, top, strict=True)
+        )
 
-    def details(self, step: Step) -> dict[str, Any]:
-        """The last step in JSON's types: draft tokens and pieces with p, q, estimate and outcome, and where it stopped.
-
-        `survival` is the product of estimates, or of q, after every draft token; the rule goes on where it is not below the
-        threshold of that place.
-        """
-        assert self._seen is not None, "the recorder watched this step"
-        plan, result = self._seen
+    def _step_details(self, step: Step, plan: Plan, result: Result) -> StepDetails:
         rows: Any = result.rows
-        p: Tensor = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
+        p = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
         judged = plan.decision.read(result.judged)
         estimates = [*judged, *[None] * result.num_drafted]
         num_read = len(rows.q)
 
-        def token_details(i: int, token: int, text: str, outcome: str) -> dict[str, Any]:
+        def details(i: int, token: int, outcome: Any, text: str) -> TokenDetails:
             q = float(rows.q[i, token]) if i < num_read else None
             estimate = estimates[i] if outcome in ("accepted", "rejected", "unused") else None
-            return {"token": token, "text": text, "outcome": outcome, "p": float(p[i, token]), "q": q, "estimate": estimate}
+            return TokenDetails(token=token, text=text, outcome=outcome, p=float(p[i, token]), q=q, estimate=estimate)
 
-        drafted = [token_details(i, t, self._text(t), _outcome(i, step)) for i, t in enumerate(result.tokens[:num_read])]
-        believed = judged or [draft_token["q"] for draft_token in drafted]
+        draft_tokens = [details(i, t, _outcome(i, step), self._text(t)) for i, t in enumerate(result.tokens[:num_read])]
+        pieces = [details(i, piece.token, piece.origin, piece.text) for i, piece in enumerate(step.pieces)]
+        believed = judged or [draft_token.q or 0.0 for draft_token in draft_tokens]
         watched = protocol.Evidence.SURVIVAL if judged else protocol.Evidence.PRODUCT_OF_Q
         rule, num = plan.decision.rule, result.num_drafted
-        return {
-            "num_drafted": step.num_drafted,
-            "num_accepted": step.num_accepted,
-            "stop_reason": step.stop_reason,
-            "survival": list(accumulate(believed, mul)),
-            "survival_of": "head" if judged else "q",
-            "thresholds": _aligned(rule.thresholds(num + 1), len(believed)) if rule and rule.evidence is watched else None,
-            "draft_tokens": drafted,
-            "pieces": [token_details(i, piece.token, piece.text, piece.origin) for i, piece in enumerate(step.pieces)],
-            "times": {name: getattr(step, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
-        }
+        return StepDetails(
+            num_drafted=step.num_drafted,
+            num_accepted=step.num_accepted,
+            stop_reason=step.stop_reason,
+            survival=list(accumulate(believed, mul)),
+            survival_of="head" if judged else "q",
+            thresholds=_aligned(rule.thresholds(num + 1), len(believed)) if rule and rule.evidence is watched else None,
+            draft_tokens=draft_tokens,
+            pieces=pieces,
+            times={name: getattr(step, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
+        )
 
     def _text(self, token: int, *, skip_special: bool = False) -> str:
         return _token_text(self._tokenizer, token, skip_special)
@@ -120,7 +146,7 @@ def _aligned(least: Sequence[float], num: int) -> list[float]:
     return [min(max(threshold, 0.0), 1.0) for threshold in least[len(least) - num :]]
 
 
-def _outcome(i: int, step: Step) -> str:
+def _outcome(i: int, step: Step) -> Literal["accepted", "rejected", "unused"]:
     """The outcome of draft token i: those after the first rejected one, or after the end of the answer, are not looked at."""
     if i < step.num_accepted:
         return "accepted"

@@ -4,12 +4,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 from specdecpp.decoder import Decoder, Options
-from specdecpp.sampling import Sampling
 from specdecpp.serving.errors import ApiError
-from specdecpp.serving.evidence import Recorder, ScoredToken
+from specdecpp.serving.evidence import Recorder, StepEvidence
 from specdecpp.session import Session, Step
 
 
@@ -22,30 +20,15 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestPlan:
-    """A request that can be answered: its answers, the decoder, and the evidence that it asks for."""
-
-    decoder: Decoder
-    parts: tuple[Part, ...]
-    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
-    verification: str = "token"
-    num_prompt_tokens: int = 0
-    num_top: int | None = None
-    """Alternatives for each token; None: no log-probabilities."""
-    details: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepEvent:
     """One step of answer `index`, `at_s` seconds after the request came."""
 
     index: int
     step: Step
+    evidence: StepEvidence | None
     prefill_s: float
     num_cached_tokens: int
     at_s: float
-    scores: Sequence[ScoredToken] = ()
-    details: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +41,26 @@ class End:
 class Job:
     """One request: its answers are made one after another.
 
-    `listener` is called with every `StepEvent`, on the engine's thread, and with one last `End`, on any.
+    `listener` is called with every `StepEvent`, on the engine's thread, and with one last `End`, on any. `recorder` makes a
+    `Recorder` for the session of each answer whose details are asked for.
     """
 
-    def __init__(self, plan: RequestPlan, listener: Callable[[StepEvent | End], None], *, timeout_s: float):
-        self.plan, self.submitted = plan, monotonic()
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        parts: Sequence[Part],
+        listener: Callable[[StepEvent | End], None],
+        timeout_s: float,
+        recorder: Callable[[Session], Recorder] | None = None,
+    ):
+        self.parts = tuple(parts)
+        self.submitted = monotonic()
         self.queue_s: float | None = None
         self.num_tokens = 0
         self.session: Session | None = None
-        self._listener, self._timeout_s = listener, timeout_s
+        self._decoder, self._listener, self._timeout_s = decoder, listener, timeout_s
+        self._new_recorder = recorder
         self._recorder: Recorder | None = None
         self._index = 0
         self._cancelled: End | None = None
@@ -74,7 +68,7 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        return self._index >= len(self.plan.parts)
+        return self._index >= len(self.parts)
 
     def send(self, event: StepEvent | End) -> None:
         """Pass an event on; nothing after the one end."""
@@ -99,27 +93,25 @@ class Job:
         """Start a session for the next answer, if there is none."""
         if self.session is None:
             self.queue_s = monotonic() - self.submitted if self.queue_s is None else self.queue_s
-            part, decoder = self.plan.parts[self._index], self.plan.decoder
-            self.session = decoder.start(part.prompt, **part.options)
-            if self.plan.num_top is not None or self.plan.details:
-                self._recorder = Recorder(self.session, decoder.pair.tokenizer)
+            part = self.parts[self._index]
+            self.session = self._decoder.start(part.prompt, **part.options)
+            if self._new_recorder is not None:
+                self.session.watch = self._recorder = self._new_recorder(self.session)
         if self.session.finish_reason is not None:  # there was no room for a single token
             self._next_part()
 
     def record(self, step: Step) -> StepEvent:
         """Count a step of `session`, and make its event."""
-        session, recorder, num_top = self.session, self._recorder, self.plan.num_top
+        session = self.session
         assert session is not None, "a step is of a session"
         self.num_tokens += step.num_tokens
-        at_s = monotonic() - self.submitted
         event = StepEvent(
             index=self._index,
             step=step,
+            evidence=self._recorder.evidence(step) if self._recorder else None,
             prefill_s=session.prefill_s,
             num_cached_tokens=session.num_cached_tokens,
-            at_s=at_s,
-            scores=recorder.scores(step, num_top) if recorder and num_top is not None else (),
-            details=recorder.details(step) | {"at_s": at_s} if recorder and self.plan.details else None,
+            at_s=monotonic() - self.submitted,
         )
         if session.finish_reason is not None:
             self._next_part()

@@ -1,12 +1,12 @@
-"""Schema of requests: OpenAI's API, the sampling fields that vLLM adds, and `speculative`.
+"""Schema of requests and replies: OpenAI's API, the sampling fields that vLLM adds, and `speculative`.
 
-A field that is not supported is refused by name. One of OpenAI's own is let through where its value asks for nothing, as
-`frequency_penalty: 0` or `tools: null`, because clients send such values unasked.
+A request's field that is not supported is refused by name. One of OpenAI's own is let through where its value asks for nothing,
+as `frequency_penalty: 0` or `tools: null`, because clients send such values unasked.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.errors import ApiError
@@ -37,6 +37,21 @@ else:
     Kind = Literal[VERIFICATION_NAMES]
 
 
+def _list_or_text(value: Any) -> str:
+    return "|list" if isinstance(value, list) else "|text"
+
+
+def _bool_or_object(value: Any) -> str:
+    return "|bool" if isinstance(value, bool) else "|object"
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list):
+        return "|text"
+    first = value[0] if value else ""
+    return "|several ids" if isinstance(first, list) else "|ids" if isinstance(first, int) else "|texts"
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -53,42 +68,16 @@ class Speculative(_Body):
     details: bool = Field(default=False, description="Add every step: draft tokens, p, q, estimates, times.")
 
 
-def _as_speculative(given: Any) -> Any:
-    """`false` written out: the target alone; true is the server's own choice."""
-    if not isinstance(given, bool):
-        return given
-    return {} if given else {"policy": "none"}
-
-
-def _as_stops(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
-
-
-def _as_prompts(given: Any) -> Any:
-    is_ids = isinstance(given, list) and given and isinstance(given[0], int)
-    return [given] if is_ids or isinstance(given, str) else given
-
-
-def _as_parts(given: Any) -> Any:
-    return [{"type": "text", "text": given}] if isinstance(given, str) else given
-
-
 class StreamOptions(_Body):
     include_usage: bool = Field(default=False, description="A last chunk with the usage of the whole request.")
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Stops = Annotated[list[Stop], Field(max_length=16), BeforeValidator(_as_stops, json_schema_input_type=Stop | list[Stop])]
-HowToSpeculate = Annotated[Speculative, BeforeValidator(_as_speculative, json_schema_input_type=bool | Speculative | None)]
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
-OnePrompt = Annotated[
-    Annotated[str, Tag("|text")] | Annotated[Ids, Tag("|ids")],
-    Discriminator(lambda given: "|ids" if isinstance(given, list) else "|text"),
+Stops = Annotated[
+    Annotated[Stop, Tag("|text")] | Annotated[list[Stop], Field(max_length=16), Tag("|list")], Discriminator(_list_or_text)
 ]
-Prompts = Annotated[
-    list[OnePrompt],
-    Field(min_length=1, max_length=16),
-    BeforeValidator(_as_prompts, json_schema_input_type=str | Ids | list[str] | list[Ids]),
+HowToSpeculate = Annotated[
+    Annotated[bool, Tag("|bool")] | Annotated[Speculative, Tag("|object")], Discriminator(_bool_or_object)
 ]
 
 
@@ -110,9 +99,9 @@ class BaseRequest(_Body):
     n: int = Field(default=1, ge=1, le=16)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     ignore_eos: bool = Field(default=False, description="Go on after the token that ends a text.")
-    stream: bool = False
+    stream: bool | None = False
     stream_options: StreamOptions | None = None
-    speculative: HowToSpeculate = Field(default=Speculative(), description="false: the target alone.")
+    speculative: HowToSpeculate | None = Field(default=None, description="false: the target alone.")
     user: str | None = Field(default=None, max_length=256, description="Goes to the log.")
 
     @model_validator(mode="before")
@@ -130,16 +119,42 @@ class BaseRequest(_Body):
             raise ValueError(f"temperature must be 0 or at least 0.001, got {self.temperature}; 0 is greedy.")
         return self
 
+    @property
+    def how(self) -> Speculative:
+        """`speculative` written out: false is the target alone, true and nothing are the server's own."""
+        if isinstance(self.speculative, Speculative):
+            return self.speculative
+        return Speculative(policy="none" if self.speculative is False else None)
+
+    @property
+    def num_new(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("|text")]
+    | Annotated[list[str], Field(min_length=1, max_length=16), Tag("|texts")]
+    | Annotated[Ids, Tag("|ids")]
+    | Annotated[list[Ids], Field(max_length=16), Tag("|several ids")],
+    Discriminator(_kind_of_prompt),
+]
+
 
 class CompletionRequest(BaseRequest):
     """The body of /v1/completions: text, or token ids, or several of either."""
 
-    prompt: Prompts
+    prompt: Prompt
     logprobs: int | None = Field(default=None, ge=0, le=20, description="Log-probabilities of this many tokens a place.")
 
     @property
     def prompts(self) -> list[Any]:
-        return self.prompt
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else list(self.prompt)
 
     @property
     def num_top(self) -> int | None:
@@ -156,12 +171,17 @@ class Message(_Body):
     """One message of a conversation. Only text is understood."""
 
     role: Literal["system", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart])]
+    content: Annotated[Annotated[str, Tag("|text")] | Annotated[list[TextPart], Tag("|list")], Discriminator(_list_or_text)]
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_by_name(cls, given: Any) -> Any:
         return _supported(given, dict.fromkeys(_IN_MESSAGES), of="messages.") if isinstance(given, dict) else given
+
+    @property
+    def as_dict(self) -> dict[str, str]:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text}
 
 
 class ChatRequest(BaseRequest):
@@ -169,7 +189,7 @@ class ChatRequest(BaseRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31, description="The newer name of max_tokens.")
-    logprobs: bool = False
+    logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @model_validator(mode="after")
@@ -178,16 +198,19 @@ class ChatRequest(BaseRequest):
             raise ValueError("top_logprobs goes with logprobs: true; leave it out, or set that.")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens mean the same and differ; send one of them.")
-        self.max_tokens = self.max_tokens or self.max_completion_tokens
         return self
 
     @property
     def prompts(self) -> list[Any]:
-        return [[{"role": m.role, "content": "".join(part.text for part in m.content)} for m in self.messages]]
+        return [[message.as_dict for message in self.messages]]
 
     @property
     def num_top(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_new(self) -> int | None:
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
 
 def _supported(given: dict[str, Any], unsupported: dict[str, Any], *, of: str = "") -> dict[str, Any]:
@@ -196,3 +219,166 @@ def _supported(given: dict[str, Any], unsupported: dict[str, Any], *, of: str = 
         if given.get(name) is not None and given[name] != neutral:
             raise ApiError(f"{of}{name} is not supported. Leave it out.", param=f"{of}{name}", code="unsupported_parameter")
     return {name: value for name, value in given.items() if name not in unsupported}
+
+
+class TokenDetails(BaseModel):
+    """A draft token or a token of the answer; p and q under the request's sampling, at temperature 0 under temperature 1."""
+
+    token: int
+    text: str
+    outcome: Literal["accepted", "rejected", "unused", "correction", "bonus"]
+    p: float
+    q: float | None = Field(description="null where the draft did not get that far.")
+    estimate: float | None = Field(description="The head's, of the draft token's acceptance.")
+
+
+class StepDetails(BaseModel):
+    """One step; `at_s` seconds after the request came."""
+
+    num_drafted: int
+    num_accepted: int
+    stop_reason: str
+    survival: list[float] = Field(description="The product of estimates, or of q, after every draft token.")
+    survival_of: Literal["head", "q"]
+    thresholds: list[float] | None = Field(description="Where the rule goes on: at each survival that is not below.")
+    draft_tokens: list[TokenDetails]
+    pieces: list[TokenDetails]
+    times: dict[str, float]
+    at_s: float = 0.0
+
+
+class SpeculativeBlock(BaseModel):
+    """Timings of an answer; seconds end in `_s`. The first names are those of vLLM's block of a request."""
+
+    mean_acceptance_length: float = Field(description="1 + accepted draft tokens per step.")
+    draft_acceptance_rate: float
+    acceptance_histogram: dict[str, int] = Field(description="How many steps accepted 0, 1, 2, ... draft tokens.")
+    drafted_histogram: dict[str, int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int = Field(description="The most draft tokens of a step.")
+    num_tokens: int
+    num_prompt_tokens: int
+    num_cached_tokens: int = Field(description="Of the prompt, those that were in a cache.")
+    policy: str
+    verification: str
+    lossless: bool = Field(description="True where the answer has the target's own distribution.")
+    sampling: dict[str, Any]
+    tv: float = Field(description="Total variation from it, summed over tokens.")
+    mean_tv: float
+    tokens_per_second: float = Field(description="Tokens over the time that this request's own steps took.")
+    discard_rate: float
+    verification_rate: float
+    prefill_s: float
+    draft_s: float
+    head_s: float
+    verify_s: float
+    other_s: float
+    forward_s: float
+    elapsed_s: float
+    time_shares: dict[str, float]
+    queue_s: float | None
+    time_to_first_token_s: float | None
+    steps: list[list[StepDetails]] | None = Field(default=None, description="With details: the steps of every answer.")
+
+
+class PromptTokens(BaseModel):
+    cached_tokens: int = Field(description="Of the prompt, those that did not have to be read again.")
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+
+
+FinishedBy = Literal["stop", "length"]
+
+
+class TextChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: dict[str, list[Any]] | None
+    finish_reason: FinishedBy | None
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: FinishedBy
+
+
+class DeltaChoice(BaseModel):
+    index: int
+    delta: dict[str, str]
+    logprobs: dict[str, Any] | None
+    finish_reason: FinishedBy | None
+
+
+Choice = TextChoice | ChatChoice | DeltaChoice
+
+
+class Reply(BaseModel):
+    """Fields of both replies and of chunks; in a chunk `speculative` is a step, or comes with the last one."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class Completion(Reply):
+    choices: list[TextChoice]
+    usage: Usage
+    speculative: SpeculativeBlock
+
+
+class ChatCompletion(Reply):
+    choices: list[ChatChoice]
+    usage: Usage
+    speculative: SpeculativeBlock
+
+
+class Chunk(Reply):
+    choices: list[Choice]
+    usage: Usage | None = None
+    speculative: dict[str, Any] | None = None
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "specdecpp"
+    max_model_len: int | None = Field(description="What the target's context holds, prompt and answer together.")
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Health(BaseModel):
+    status: Literal["ok", "stopping", "failed"]
+    running: int
+    waiting: int
+
+
+class Problem(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    error: Problem

@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
         message = "the server is shutting down, and this request was not finished in time. Send it again elsewhere, or later."
         dropped = self._engine.drop(ApiError(message, status=503, code="shutting_down"))
         for job in dropped:
-            log_event("dropped", level=logging.WARNING, answers=len(job.plan.parts), completion_tokens=job.num_tokens)
+            log_event("dropped", level=logging.WARNING, answers=len(job.parts), completion_tokens=job.num_tokens)
         return len(dropped)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

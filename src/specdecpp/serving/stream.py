@@ -1,7 +1,6 @@
 """An exchange over HTTP: steps come from the engine's thread, and leave as one reply or as a stream of events."""
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -10,14 +9,15 @@ from time import monotonic
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from specdecpp.policy_spec import spec_of
 from specdecpp.serving.answers import Answer
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.jobs import End, Job, StepEvent
 from specdecpp.serving.metrics import ServerMetrics
+from specdecpp.serving.validation import RequestPlan
 
 CLIENT_GONE = 499
 PAUSE_S = 1 / 30
@@ -54,9 +54,14 @@ class EventQueue:
                 async with asyncio.timeout(PAUSE_S - self._loop.time() % PAUSE_S):
                     await self._is_urgent.wait()
             self._is_urgent.clear()
-            events = [self._events.popleft() for _ in range(len(self._events))]
-            end = next((event for event in events if isinstance(event, End)), None)
-            yield [event for event in events if isinstance(event, StepEvent)]
+            steps: list[StepEvent] = []
+            while self._events and end is None:
+                event = self._events.popleft()
+                if isinstance(event, End):
+                    end = event
+                else:
+                    steps.append(event)
+            yield steps
         if end.error is not None:
             raise end.error
 
@@ -68,11 +73,12 @@ class Exchange:
     answer: Answer
     job: Job
     queue: EventQueue
+    plan: RequestPlan
     metrics: ServerMetrics
     facts: dict[str, Any]
     outcome: str = "cancelled"
 
-    async def whole(self, request: Request) -> Response:
+    async def whole(self, request: Request) -> Response | BaseModel:
         """All of the answer at once; nothing where the client has gone away."""
         try:
             async for events in self.queue.batches():
@@ -81,7 +87,7 @@ class Exchange:
                 if await request.is_disconnected():
                     return Response(status_code=CLIENT_GONE)
             self.outcome = "finished"
-            return JSONResponse(self.answer.whole(self.job.queue_s))
+            return self.answer.whole(self.job.queue_s)
         except ApiError as error:
             self.outcome = error.code or "refused"
             raise
@@ -100,12 +106,12 @@ class Exchange:
             yield DONE
         except ApiError as error:
             self.outcome = error.code or "refused"
-            yield _event(error.body)
+            yield b"data: " + error.response().body + b"\n\n"
 
     def close(self) -> None:
         """End the job if it still runs; count the request, and add its facts to the log line."""
         self.job.cancel()
-        metrics, plan = self.answer.metrics, self.job.plan
+        metrics = self.answer.metrics
         self.metrics.add_request(
             self.outcome,
             latency_s=monotonic() - self.job.submitted,
@@ -115,9 +121,9 @@ class Exchange:
         )
         self.facts |= {
             "outcome": self.outcome,
-            "policy": spec_of(plan.decoder.policy),
-            "answers": len(plan.parts),
-            "prompt_tokens": plan.num_prompt_tokens,
+            "policy": self.plan.policy,
+            "answers": len(self.plan.parts),
+            "prompt_tokens": self.plan.num_prompt_tokens,
             "completion_tokens": self.job.num_tokens,
             "mean_acceptance_length": round(metrics.mean_acceptance_length, 4),
             "queue_s": self.job.queue_s,
@@ -142,5 +148,5 @@ class EventStream(StreamingResponse):
             self._exchange.close()
 
 
-def _event(chunk: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(chunk)}\n\n".encode()
+def _event(chunk: BaseModel) -> bytes:
+    return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"

@@ -7,7 +7,7 @@ with a tokenizer of its own: the engine's is busy turning tokens into text.
 import asyncio
 import threading
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,42 @@ from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, Policy
-from specdecpp.policy_spec import parse_policy
+from specdecpp.policy_spec import parse_policy, spec_of
 from specdecpp.prompt import encode
 from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.errors import ApiError
-from specdecpp.serving.jobs import Part, RequestPlan
+from specdecpp.serving.evidence import Recorder
+from specdecpp.serving.jobs import Part
 from specdecpp.serving.schema import ChatRequest, CompletionRequest, Speculative
 from specdecpp.serving.settings import ServerSettings
+from specdecpp.session import Session
 from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
 
-Body = CompletionRequest | ChatRequest
 MAX_DRAFTED = 64
 """Draft tokens that a step may have under a policy that a request names."""
 _NUM_DECODERS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestPlan:
+    """A request that can be answered: the answers to make, the decoder, and what the reply states about them."""
+
+    decoder: Decoder
+    policy: str
+    verification: str
+    sampling: Sampling
+    parts: tuple[Part, ...]
+    num_prompt_tokens: int
+    num_top: int | None = None
+    details: bool = False
+
+    @property
+    def needs_recorder(self) -> bool:
+        return self.num_top is not None or self.details
+
+    def recorder(self, session: Session) -> Recorder:
+        tokenizer, sampling = self.decoder.pair.tokenizer, session.sampling
+        return Recorder(tokenizer, sampling, ends=session.ends, num_top=self.num_top, details=self.details)
 
 
 class RequestValidator:
@@ -55,46 +78,47 @@ class RequestValidator:
         self._costs = measured(self.pair)
         self._decoder(None, self.settings.verification).generate([0], max_tokens=4, seed=0, ignore_eos=True)
 
-    async def validate(self, body: Body) -> RequestPlan:
-        """The plan of a request. Raises `ApiError` for what cannot be answered here."""
-        self.check_name(body.model or self.name)
+    async def validate(self, body: CompletionRequest | ChatRequest) -> RequestPlan:
+        """Raises `ApiError` for what cannot be answered here."""
+        if body.model is not None and body.model != self.name:
+            raise self.unknown_model(body.model)
         return await asyncio.to_thread(self.plan, body)
 
-    def check_name(self, name: str) -> None:
-        if name != self.name:
-            message = f"there is no model {name!r} here; this server has {self.name!r}."
-            raise ApiError(message, status=404, code="model_not_found", param="model")
+    def unknown_model(self, name: str) -> ApiError:
+        message = f"there is no model {name!r} here; this server has {self.name!r}."
+        return ApiError(message, status=404, code="model_not_found", param="model")
 
-    def plan(self, body: Body) -> RequestPlan:
+    def plan(self, body: CompletionRequest | ChatRequest) -> RequestPlan:
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
         with self._lock:
-            prompts = [self._encode(prompt, _field(body)) for prompt in body.prompts]
-            decoder, verification = self._chosen(body.speculative, sampling)
+            prompts = [self._encode(prompt, body) for prompt in body.prompts]
+            decoder, verification = self._chosen(body.how, sampling)
         options: Options = {
             "max_tokens": self._max_tokens(body, longest=max(map(len, prompts))),
             "sampling": sampling,
             "stop": body.stop or (),
             "ignore_eos": body.ignore_eos,
         }
+        every = [prompt for prompt in prompts for _ in range(body.n)]
         # A greedy answer needs no coins, but where rows are rounded as their passes are, it is the same every time only if its
         # stops do not follow the clock, and so it has a seed.
         is_rounded = sampling.is_greedy and not isinstance(self.pair.target.new_cache(), Forks)
         seed = 0 if body.seed is None and is_rounded else body.seed
-        parts = []
-        for i, prompt in enumerate(prompt for prompt in prompts for _ in range(body.n)):
-            parts.append(Part(prompt=prompt, options={**options, "seed": None if seed is None else seed + i}))
+        seeds = [None if seed is None else seed + i for i in range(len(every))]
         return RequestPlan(
             decoder=decoder,
-            parts=tuple(parts),
-            sampling=sampling,
+            policy=spec_of(decoder.policy),
             verification=verification,
+            sampling=sampling,
+            parts=tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True)),
             num_prompt_tokens=sum(map(len, prompts)),
             num_top=body.num_top,
-            details=body.speculative.details,
+            details=body.how.details,
         )
 
-    def _encode(self, prompt: Any, field: str) -> list[int]:
+    def _encode(self, prompt: Any, body: CompletionRequest | ChatRequest) -> list[int]:
         """The ids of one prompt, within the limit."""
+        field = _field(body)
         try:
             ids = encode(self._reader, prompt)
         except PromptError as error:
@@ -105,26 +129,26 @@ class RequestValidator:
         if not ids:
             raise ApiError("the prompt has no tokens, and the tokenizer has no start token to begin with.", param=field)
         if most is not None and len(ids) > most:
-            raise _too_long(f"the prompt has {len(ids)} tokens, this server takes {most}. Shorten the prompt.", field)
+            raise _too_long(f"the prompt has {len(ids)} tokens, this server takes {most}. Shorten the prompt.", body)
         if context is not None and len(ids) >= context:
             message = f"the prompt has {len(ids)} tokens, and the context of {context} must hold an answer too."
-            raise _too_long(f"{message} Shorten the prompt.", field)
+            raise _too_long(f"{message} Shorten the prompt.", body)
         return ids
 
-    def _max_tokens(self, body: Body, *, longest: int) -> int:
+    def _max_tokens(self, body: CompletionRequest | ChatRequest, *, longest: int) -> int:
         """Length of an answer: as asked, else OpenAI's 16 for a completion, and for a chat what context and budget leave."""
         num, in_all, context = len(body.prompts) * body.n, self.settings.max_new_tokens, self.pair.target.max_length
         budget = in_all // num
         left = budget if context is None else min(budget, context - longest)
-        if body.max_tokens is None:
+        if body.num_new is None:
             return max(1, left if isinstance(body, ChatRequest) else min(left, 16))
-        if body.max_tokens > budget:
-            message = f"{body.max_tokens} tokens for each of {num} answers are asked for, and a request gets {in_all} in all."
+        if body.num_new > budget:
+            message = f"{body.num_new} tokens for each of {num} answers are asked for, and a request gets {in_all} in all."
             raise ApiError(f"{message} Lower max_tokens or n.", param="max_tokens")
-        if body.max_tokens > left:
-            message = f"the prompt's {longest} tokens and an answer of {body.max_tokens} do not fit the context of {context}."
-            raise _too_long(f"{message} Shorten the prompt, or ask for at most {left} tokens.", _field(body))
-        return body.max_tokens
+        if body.num_new > left:
+            message = f"the prompt's {longest} tokens and an answer of {body.num_new} do not fit the context of {context}."
+            raise _too_long(f"{message} Shorten the prompt, or ask for at most {left} tokens.", body)
+        return body.num_new
 
     def _chosen(self, how: Speculative, sampling: Sampling) -> tuple[Decoder, str]:
         """The decoder for `speculative`, and the name of its verification."""
@@ -180,9 +204,9 @@ def _longest(policy: Policy) -> int:
     return max([getattr(policy, "max_nodes", policy.max_tokens), *map(_longest, policy.parts)])
 
 
-def _field(body: Body) -> str:
+def _field(body: CompletionRequest | ChatRequest) -> str:
     return "messages" if isinstance(body, ChatRequest) else "prompt"
 
 
-def _too_long(message: str, field: str) -> ApiError:
-    return ApiError(message, param=field, code="context_length_exceeded")
+def _too_long(message: str, body: CompletionRequest | ChatRequest) -> ApiError:
+    return ApiError(message, param=_field(body), code="context_length_exceeded")
