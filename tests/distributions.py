@@ -102,7 +102,7 @@ class Request:
 
         return distribution_of(run)
 
-    def own_law(self) -> Distribution:
+    def own_distribution(self) -> Distribution:
         """The distribution of `answer` when the target alone decodes, by recursion over its table."""
         distribution: Distribution = {}
         longest = self.target.max_length or float("inf")
@@ -175,7 +175,7 @@ def outcome(
         head_s=head_s,
         verify_s=verify_s,
         other_s=other_s,
-        expected_s=costs.round_s(num_drafted) if costs else 0.0,
+        expected_s=costs.step_s(num_drafted) if costs else 0.0,
         costs=costs,
     )
 

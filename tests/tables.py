@@ -33,7 +33,7 @@ class Recording:
     length: int
     heads: Sequence[AcceptanceHead] = ()
 
-    def session_law(self, policy: Policy, outcome: Any) -> Distribution:
+    def session_distribution(self, policy: Policy, outcome: Any) -> Distribution:
         """The exact distribution of `outcome(session, steps)` in the real session."""
 
         def run(coins: Any) -> Any:
@@ -54,7 +54,7 @@ class Recording:
 
         return distribution_of(run)
 
-    def replay_law(self, policy: Policy, outcome: Any) -> Distribution:
+    def replay_distribution(self, policy: Policy, outcome: Any) -> Distribution:
         """The exact distribution of `outcome(answer, steps)` in replay."""
         distribution: Distribution = {}
         for text, probability, trace in self.traces:
@@ -68,7 +68,7 @@ class Recording:
     def traces(self) -> list[tuple[Text, float, Trace]]:
         """(answer, probability, trace) with every coin and every branch decided: odds are 0 or 1."""
         with unchecked():
-            return [case for (text, _), p in self.request.own_law().items() for case in self._decided(text, p)]
+            return [case for (text, _), p in self.request.own_distribution().items() for case in self._decided(text, p)]
 
     @cached_property
     def num_places(self) -> int:

@@ -183,14 +183,14 @@ def test_rows_are_shared_evenly(pair: Pair) -> None:
 def test_a_share_of_what_steps_take_together() -> None:
     """Catches rows of others that are not paid for, and a request that is charged for the whole pass."""
     costs = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.2, 3: 1.4}, start_s=0.1, switch_s=0.4)
-    assert costs.shared(1).round_s(2) == pytest.approx(costs.round_s(2))
+    assert costs.shared(1).step_s(2) == pytest.approx(costs.step_s(2))
     share = costs.shared(2)
     assert share.pass_s(1) == pytest.approx(1.2 / 2)
     assert share.pass_s(3) == pytest.approx(2.0 / 2)
     assert (share.draft_s, share.start_s, share.switch_s) == pytest.approx((0.2 * 1.2 / 2, 0.05, 0.2))
     own = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.2, 3: 1.4}, other_s=0.4).shared(2)
     assert own.pass_s(1) == pytest.approx((1.2 - 0.4) / 2 + 0.4)
-    assert own.step_s(0) == pytest.approx(share.draft_s + share.pass_s(2) - share.pass_s(1))
+    assert own.added_s(0) == pytest.approx(share.draft_s + share.pass_s(2) - share.pass_s(1))
 
 
 def test_without_a_seed_lengths_follow_the_load(pair: Pair) -> None:
@@ -201,5 +201,5 @@ def test_without_a_seed_lengths_follow_the_load(pair: Pair) -> None:
     one.num_together = seeded.num_together = 8
     assert one.costs != costs
     now: Any = one.costs
-    assert now.step_s(0) > 2 * costs.step_s(0)
+    assert now.added_s(0) > 2 * costs.added_s(0)
     assert seeded.costs == costs

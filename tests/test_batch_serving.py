@@ -99,7 +99,7 @@ def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = la
 
 
 @pytest.mark.parametrize("name", ["propose", "verify"])
-def test_a_round_that_fails_together_is_run_again_alone(name: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_together_is_run_again_alone(name: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches one request that takes all others with it, and uniforms that the failed step has used up: the answers of the
     others were not those of their seeds."""
     decoder = Decoder(pair, policy=Fixed(k=2))
@@ -129,7 +129,7 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
         assert one.step().tokens == other.step().tokens
 
 
-def test_what_somebody_makes_of_a_round_ends_one_request(pair: Pair) -> None:
+def test_what_somebody_makes_of_a_step_ends_one_request(pair: Pair) -> None:
     """Catches a recorder that fails, and takes from the others a step that they have committed: it was never told."""
     decoder = Decoder(pair, policy=Fixed(k=2))
     alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
@@ -148,7 +148,7 @@ def test_what_somebody_makes_of_a_round_ends_one_request(pair: Pair) -> None:
     assert found[1].tokens == alone[1][: len(found[1].tokens)] != []
 
 
-def test_an_exception_stands_in_place_of_its_round(pair: Pair) -> None:
+def test_an_exception_stands_in_place_of_its_step(pair: Pair) -> None:
     """Catches outcomes that are another request's."""
     sessions = [session(Decoder(pair, policy=Fixed(k=2)), i) for i in range(3)]
     sessions[1].watch = lambda plan, result: [][1]
@@ -172,7 +172,7 @@ def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: 
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
 
 
-def test_a_long_prompt_is_read_beside_the_rounds_of_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_read_beside_the_steps_of_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server that reads more of a prompt in a turn than it may, or that lets the others wait meanwhile."""
     decoder, verify = Decoder(pair, policy=Fixed(k=2), reuses=False), NativeModel.verify
     passes: list[tuple[int, int]] = []

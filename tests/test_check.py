@@ -176,7 +176,7 @@ def practised(seconds: float, *, num_prompts: int = 5, kind: type[TableModel] = 
     return Checking(own, [Questions(dataset="toy", dev=(), test=prompts)], Trial(seconds=seconds, **more))
 
 
-def test_no_round_begins_when_time_is_over():
+def test_no_step_begins_when_time_is_over():
     """Catches a step that is bounded by a count of tokens: with no time left at all, the steps in hand are the last."""
     Counted.began = []
     checking = practised(0.2, kind=Counted)
@@ -188,7 +188,7 @@ def test_no_round_begins_when_time_is_over():
     assert len(late) <= 2, "at most a step of the lengths and one of the default rule"
 
 
-def test_acceptance_is_that_of_the_two_laws_at_every_depth():
+def test_acceptance_is_that_of_the_two_distributions_at_every_depth():
     """Catches depths that are off by one, and rejections that are counted where nothing was tested: sum min(p, q) is known."""
     checking = practised(1.0)
     for _ in checking:
@@ -286,7 +286,7 @@ def checked(*sums: Sums, **more: Any) -> Check:
     return Check(seen=Sums(*(np.concatenate([getattr(one, name) for one in sums]) for name in names)), **values | more)
 
 
-def test_speed_is_tokens_over_the_time_of_a_round():
+def test_speed_is_tokens_over_the_time_of_a_step():
     """Catches an exponent or a width that is off by one, and a length between two measured ones that is not between them."""
     found = checked(*[made_of(0.8, 0.1)] * 4)
     assert found.costs.draft_s == pytest.approx(0.01)

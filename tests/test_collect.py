@@ -471,7 +471,7 @@ def test_a_draft_that_cannot_have_leaves_is_refused_at_the_start(tmp_path: Path)
     assert collect(recipe_of(tmp_path, tmp_path / "judging", branches={"splits": ["train"]}), wide).prompts_done == 1
 
 
-def test_runners_that_cannot_run_a_batch_are_refused() -> None:
+def test_backends_that_cannot_run_a_batch_are_refused() -> None:
     table = TableModel.random(vocab_size=3, depth=1, seed=0)
     with pytest.raises(BackendError, match=r"the target is a TableModel\. Use an EagerModel"):
         jobs.backends_of(Pair(target=table, draft=table.new_cache(), tokenizer=None))

@@ -47,15 +47,15 @@ PENALTY = {"sampling": Sampling(temperature=0.7, top_k=2, repetition_penalty=1.3
     [("token", {}), ("block", {}), ("compare", {}), ("token", {"ends": (2,)}), ("token", PENALTY), ("block", PENALTY)],
 )
 @pytest.mark.parametrize("policy", MODEL)
-def test_the_law_is_that_of_the_target(policy: str, verification: str, situation: dict):
+def test_the_distribution_is_that_of_the_target(policy: str, verification: str, situation: dict):
     """Catches a model that has not read what was copied, copies tested with a q of the model's, and a choice that looks at this
     step's draws."""
     request = over(**situation)
     distribution = request.distribution(WithCopies(policy=MODEL[policy]), verifications()[verification])
-    assert largest_difference(distribution, request.own_law()) < 1e-12
+    assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
-def test_laws_do_not_hold_for_want_of_either():
+def test_distributions_do_not_hold_for_want_of_either():
     """Catches a rule that always takes the same, under which every distribution holds."""
     distribution = over().distribution(WithCopies(policy=Fixed(k=1)), TokenVerification(), kinds)
     assert sum(p for told, p in distribution.items() if "c" in told and "m" in told) > 0.1
@@ -66,7 +66,7 @@ def test_greedy_answers_are_those_of_the_target(policy: str):
     request = over(sampling=Sampling(temperature=0.0), max_tokens=24)
     session = request.session(WithCopies(policy=MODEL[policy]), GreedyVerification(), streams(0))
     steps = finish(session)
-    assert {answer(session, steps): 1.0} == request.own_law()
+    assert {answer(session, steps): 1.0} == request.own_distribution()
     assert "c" in kinds(session, steps)
 
 
@@ -75,7 +75,7 @@ def test_a_dropping_rule_is_exact_under_comparison_only():
     rule = WithCopies(policy=MaxConfidence(threshold=0.4, drop=True))
     assert rule.drops_last
     request = over()
-    assert largest_difference(request.distribution(rule, verifications()["compare"]), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(rule, verifications()["compare"]), request.own_distribution()) < 1e-12
 
 
 def test_what_promises_more_is_taken():
@@ -92,7 +92,7 @@ def test_what_promises_more_is_taken():
     assert rule.prefers_copies(bad, [0.6] * 4, FLAT)
 
 
-def test_each_learns_of_its_own_rounds():
+def test_each_learns_of_its_own_steps():
     """Catches a score of the model that copies teach, or the reverse, and a draft thought to have read what was copied."""
     rule, new = WithCopies(policy=CostAware()), WithCopies(policy=CostAware()).start()
     after = rule.learn(new, copied(outcome(3, 3, FLAT, judged=(0.6,) * 3)))
@@ -100,12 +100,12 @@ def test_each_learns_of_its_own_rounds():
     assert after.copies.belief != new.copies.belief
     assert after.memory == replace(new.memory, num_unread=new.memory.num_unread + 4)
     assert after.gains == new.gains
-    assert drafted.copies == replace(new.copies, num_tokens=1, seconds=FLAT.round_s(3))
+    assert drafted.copies == replace(new.copies, num_tokens=1, seconds=FLAT.step_s(3))
     assert drafted.memory.belief != new.memory.belief
     assert (drafted.gains.num, drafted.gains.tokens) == (1, 1)
 
 
-def test_copies_between_two_rounds_of_the_model_make_no_switch():
+def test_copies_between_two_steps_of_the_model_make_no_switch():
     """Catches a model whose every step behind a copy is said to take three passes more, so that it never drafts again; and one
     that is said to read what was copied for nothing."""
     costs = Costs(draft_s=0.1, start_s=0.2, passes={1: 1.0, 17: 1.1}, switch_s=50.0)
@@ -118,9 +118,9 @@ def test_copies_between_two_rounds_of_the_model_make_no_switch():
         while session.finish_reason is None:
             found = session.step()
             if found.extra == COPIED:
-                assert found.expected_s == copied_costs(costs).round_s(found.num_drafted)
+                assert found.expected_s == copied_costs(costs).step_s(found.num_drafted)
             elif found.num_drafted and before is not None and before.extra == COPIED:
-                assert found.expected_s == costs.round_s(found.num_drafted) + catch_up_s(costs)
+                assert found.expected_s == costs.step_s(found.num_drafted) + catch_up_s(costs)
                 told += 1
             before = found
     assert told > 2

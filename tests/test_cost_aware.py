@@ -71,13 +71,13 @@ def best_threshold(costs: Costs, thresholds: np.ndarray) -> tuple[float, float]:
         states, tokens, seconds = {1.0: 1.0}, 1.0, 0.0
         for k in range(60):
             going = {s: w for s, w in states.items() if 1 - s <= h}
-            seconds += (sum(states.values()) - sum(going.values())) * costs.round_s(k)
+            seconds += (sum(states.values()) - sum(going.values())) * costs.step_s(k)
             states = {}
             for s, w in going.items():
                 for a in (LOW, HIGH):
                     states[s * a] = states.get(s * a, 0.0) + w / 2
             tokens += sum(s * w for s, w in states.items())
-        seconds += sum(states.values()) * costs.round_s(60)
+        seconds += sum(states.values()) * costs.step_s(60)
         rates.append(tokens / seconds)
     at = int(np.argmax(rates))
     return rates[at], float(thresholds[at])
@@ -151,12 +151,12 @@ def test_the_whole_curve_is_weighed():
     stepped = Costs(draft_s=0.01, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
     memory = known(2400, 1000.0, 1000, 900)
     draft = seen(stepped, judged=(0.95, 0.95))
-    assert 2.4 * stepped.step_s(2) > 0.95**2 * 0.9, "the next draft token alone does not pay"
+    assert 2.4 * stepped.added_s(2) > 0.95**2 * 0.9, "the next draft token alone does not pay"
     assert rule().stop(draft, memory) is None
     assert rule(max_tokens=3).stop(draft, memory) is not None
 
 
-def test_a_plan_is_worth_what_its_candidates_are_each_after_the_other():
+def test_a_plan_is_worth_what_its_draft_tokens_are_each_after_the_other():
     """Catches later draft tokens of a plan that count as if those before them were certain, or as much as the first."""
     stepped = Costs(draft_s=0.001, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
     memory = known(10**9, 1e9, 10**9, 6 * 10**8)
@@ -169,7 +169,7 @@ def test_a_plan_is_worth_what_its_candidates_are_each_after_the_other():
 # What it goes by
 
 
-def test_an_unjudged_candidate_counts_as_a_mean_one():
+def test_an_unjudged_draft_token_counts_as_a_mean_one():
     """Catches a lagged form that takes the free draft token for accepted: S m then has one factor too few."""
     memory = known(1800, 1000.0, 10**7, 7 * 10**6)
     price = 1.8 * C
@@ -256,7 +256,7 @@ def test_it_is_the_default_of_a_pair_with_a_calibrated_head(verification):
     for one, other in zip(*answers, strict=True):
         assert one.tokens == other.tokens
         assert [r.num_drafted for r in one.steps] == [r.num_drafted for r in other.steps]
-        assert [r.expected_s for r in one.steps] == [STEEP.round_s(r.num_drafted) for r in one.steps]
+        assert [r.expected_s for r in one.steps] == [STEEP.step_s(r.num_drafted) for r in one.steps]
     assert len({r.num_drafted for r in answers[0][0].steps}) > 1
 
 

@@ -40,8 +40,8 @@ def test_parts_of_a_step_add_up():
     """Catches a start that is spread over draft tokens or taken twice, a switch in every step, and a head that is paid for
     again."""
     costs = Costs(draft_s=0.2, passes={1: 1.0, 3: 1.4}, start_s=0.5, switch_s=3.0)
-    assert [costs.round_s(k) for k in range(3)] == pytest.approx([1.0, 1.2 + 0.5 + 0.2, 1.4 + 0.5 + 0.4])
-    assert [costs.step_s(k) for k in (0, 1)] == pytest.approx([0.2 + 0.5 + 0.2, 0.2 + 0.2])
+    assert [costs.step_s(k) for k in range(3)] == pytest.approx([1.0, 1.2 + 0.5 + 0.2, 1.4 + 0.5 + 0.4])
+    assert [costs.added_s(k) for k in (0, 1)] == pytest.approx([0.2 + 0.5 + 0.2, 0.2 + 0.2])
     assert [is_switch(*steps) for steps in ((0, 2), (2, 2), (2, 0), (0, 0))] == [True, False, False, False]
     judged = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
     assert judged.with_head() == judged.with_head().with_head() == Costs(draft_s=0.375, passes={1: 1.0})
@@ -170,8 +170,8 @@ def test_costs_stay_costs_whatever_the_clock_reads():
         clock.update(outcome(num, 0, draft_s=fast * num, verify_s=fast))
         assert [n for n in (1, 2, 3, 9, 17) if not clock.now.pass_s(n) > 0] == []
     free = outcome(1, 1, draft_s=0.5, verify_s=1.0)
-    assert 0 < moved(Costs.relative(0.0), free).round_s(1) - 1 < 0.5
-    assert moved(Costs.relative(0.0), *[free] * 999).round_s(1) == pytest.approx(1.5, rel=0.02)
+    assert 0 < moved(Costs.relative(0.0), free).step_s(1) - 1 < 0.5
+    assert moved(Costs.relative(0.0), *[free] * 999).step_s(1) == pytest.approx(1.5, rel=0.02)
 
 
 def test_steps_next_to_a_switch_and_pauses_are_no_measurement():
@@ -183,9 +183,9 @@ def test_steps_next_to_a_switch_and_pauses_are_no_measurement():
     assert moved(CURVE, plain, drafted, *[slow] * (SETTLED_ALONE + 1)).verify_s(1) > 1.01
     slow = outcome(2, 1, draft_s=2.0, verify_s=2 * CURVE.verify_s(3))
     assert moved(CURVE, plain, *[slow] * SETTLED) == moved(CURVE, plain)
-    assert moved(CURVE, plain, *[slow] * (SETTLED + 1)).round_s(2) > CURVE.round_s(2)
+    assert moved(CURVE, plain, *[slow] * (SETTLED + 1)).step_s(2) > CURVE.step_s(2)
     after = moved(CURVE, *[drafted] * 100, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
-    assert 3.0 < after.round_s(2) < 3.0 * (1 + 2 * MEMORY * (PAUSE - 1))
+    assert 3.0 < after.step_s(2) < 3.0 * (1 + 2 * MEMORY * (PAUSE - 1))
 
 
 def test_costs_are_the_same_object_while_steps_are_as_expected():

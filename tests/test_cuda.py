@@ -85,7 +85,7 @@ def test_steps_are_those_of_the_host(rule: str, manner: str, pair: sd.Pair) -> N
     assert own == expected
 
 
-def test_the_law_of_real_draws(pair: sd.Pair) -> None:
+def test_the_distribution_of_real_draws(pair: sd.Pair) -> None:
     """Catches streams that are not independent: 1,500 first tokens against the target's distribution. Chi-square, false alarm
     1e-4."""
     sampling, context = Sampling(temperature=1.2), [3, 5, 2, 40]
@@ -184,7 +184,7 @@ def test_a_file_becomes_bfloat16_on_a_gpu_unless_a_type_is_named(tmp_path: Any) 
     assert GGUF(path, device="cuda", dtype="float32").model.dtype == torch.float32
 
 
-def test_a_head_is_calibrated_on_rounds_of_a_gpu() -> None:
+def test_a_head_is_calibrated_on_steps_of_a_gpu() -> None:
     """Catches a head that stays on the CPU, and its figures asked of tensors that are elsewhere."""
     pair = sd.load_pair("reference", device="cuda")
     assert pair.head is not None

@@ -265,7 +265,7 @@ def check_extras(arguments: list[str]) -> None:
 # The examples
 
 
-def test_the_examples_rule_keeps_the_law(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_rule_keeps_the_distribution(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Catches an example of losslessness whose rule is not."""
     run_script(ROOT / "examples" / "own_policy.py")
     difference = re.search(r"distribution: (\S+)", capsys.readouterr().out)

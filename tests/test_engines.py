@@ -129,7 +129,7 @@ def test_watching_changes_nothing_and_sees_what_the_host_sees(policy: str, manne
             assert list(a.q) == pytest.approx(drawn if a.q else [], abs=1e-5)
 
 
-def test_a_rule_that_drops_its_last_candidate(models: Models) -> None:
+def test_a_rule_that_drops_its_last_draft_token(models: Models) -> None:
     """Catches a draft token that is kept although the rule removes it, or that stays in a cache."""
     rule = MaxConfidence(threshold=0.3, drop=True, max_tokens=6)
     drafted = set()
@@ -342,7 +342,7 @@ def test_a_seed_means_the_same_answer_on_every_engine() -> None:
         assert all(text == texts[0] for text in texts)
 
 
-def test_block_verification_after_a_wider_round() -> None:
+def test_block_verification_after_a_wider_step() -> None:
     """Catches work for a new width that is rehearsed with what the step before it had (an IndexError on graphs)."""
     models = Models("device", noise=0.05)
     pair = Pair(target=models.target, draft=models.draft, tokenizer=tiny_tokenizer())

@@ -54,7 +54,7 @@ def test_weights_of_a_depth_sum_to_one():
     assert set(alone.label) == {1.0}
 
 
-def test_a_branch_that_ends_its_text_ends_its_round():
+def test_a_branch_that_ends_its_text_ends_its_step():
     """Catches padding of a short branch that is taken for drafted tokens."""
     process = Process.random(5, seed=1)
     record = record_of(process, [1, 2, 3, 4, 1], generator=DRAWS, branches={i: [1, 2, 3][: i + 1] for i in range(5)})
@@ -68,7 +68,7 @@ def test_a_branch_that_ends_its_text_ends_its_round():
     assert lost == pytest.approx(start_0 + start_1, abs=1e-6)
 
 
-def test_a_token_the_draft_cannot_propose_ends_every_round():
+def test_a_token_the_draft_cannot_propose_ends_every_step():
     """Catches a log q of minus infinity that becomes nan in a score or in a head."""
     process = Process.random(4, seed=3)
     q = process.q.clone()
@@ -84,7 +84,7 @@ def test_a_token_the_draft_cannot_propose_ends_every_round():
 Distribution = dict[tuple[int, float, float], float]
 
 
-def law_of_rounds(process: Process, judge, score, num_tokens: int) -> Distribution:
+def distribution_of_steps(process: Process, judge, score, num_tokens: int) -> Distribution:
     """The distribution of (depth, label, score) over everything a record draws: the text, and one branch at every position."""
     distribution: Distribution = defaultdict(float)
     v = range(len(process.p))
@@ -116,7 +116,7 @@ def law_of_rounds(process: Process, judge, score, num_tokens: int) -> Distributi
     return distribution
 
 
-def law_of_drafting(process: Process, tables: list[np.ndarray], fold, num_tokens: int) -> Distribution:
+def distribution_of_drafting(process: Process, tables: list[np.ndarray], fold, num_tokens: int) -> Distribution:
     """The same by drawing nothing back: for every start a text X ~ p, then draft tokens from q, accepted with min(1, p/q)."""
     distribution: Distribution = defaultdict(float)
     v = range(len(process.p))
@@ -140,7 +140,7 @@ def assert_same(a: Distribution, b: Distribution) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
-def test_rounds_of_records_have_the_law_of_real_rounds(num_tokens: int):
+def test_steps_of_records_have_the_distribution_of_real_steps(num_tokens: int):
     """Catches any error of the coupling: by enumeration, the scores and labels of recorded steps are those of drafting.
 
     Both sides are exact, for a head whose estimate depends on the depth, for cumulative q, and for the least q and -H.
@@ -158,9 +158,9 @@ def test_rounds_of_records_have_the_law_of_real_rounds(num_tokens: int):
     ]
     for judge, fold, tables in cases:
         add = np.sum if fold == "product" else np.min
-        expected = law_of_drafting(process, tables, add, num_tokens)
+        expected = distribution_of_drafting(process, tables, add, num_tokens)
         assert sum(expected.values()) == pytest.approx(num_tokens * (num_tokens + 1) / 2)
-        assert_same(law_of_rounds(process, judge, fold, num_tokens), expected)
+        assert_same(distribution_of_steps(process, judge, fold, num_tokens), expected)
 
 
 def simulated(process: Process, tables: list[np.ndarray], *, num: int, num_tokens: int, seed: int):
@@ -186,7 +186,7 @@ def simulated(process: Process, tables: list[np.ndarray], *, num: int, num_token
     return score[order], label[order], owner[order]
 
 
-def test_the_auroc_of_the_product_is_that_of_simulated_rounds():
+def test_the_auroc_of_the_product_is_that_of_simulated_steps():
     """Catches weights that are right on tiny cases only. The difference is at most 5 standard errors: it fails by chance
     once in 1e6 seeds, and the seeds are fixed."""
     process = Process.random(6, seed=7, noise=1.5)

@@ -83,7 +83,7 @@ def test_rows_in_numpy_say_the_golden_probabilities(golden: dict[str, Any]) -> N
 
 
 @each_head
-def test_a_policy_says_them_of_a_round(golden: dict[str, Any]) -> None:
+def test_a_policy_says_them_of_a_step(golden: dict[str, Any]) -> None:
     """Catches scalars of a step, step by step, that differ from those of rows; and a depth that is off by one."""
     policy = SpecDecPP(head=read(golden), calibrated=True)
     for i, row in enumerate(ROWS):

@@ -47,7 +47,7 @@ def tables(num_tokens: int, depth: int, seed: int) -> dict[tuple[int, ...], Tens
 
 @pytest.mark.parametrize(("width", "num"), [(w, n) for w in (1, 2, 3, 5) for n in range(min(w, 3))])
 @pytest.mark.parametrize("kind", ["token", "block"])
-def test_the_law_of_a_verdict_is_the_targets(kind: str, width: int, num: int) -> None:
+def test_the_distribution_of_a_verdict_is_the_targets(kind: str, width: int, num: int) -> None:
     """Catches a wrong coin, row, residual or bonus, and padding that is read: integrated over the uniforms, within 1e-12."""
     judge = {"token": token_verdict, "block": block_verdict}[kind]
     p, q = tables(4, 3, seed=1), tables(4, 2, seed=2)

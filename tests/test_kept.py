@@ -34,16 +34,16 @@ def pair() -> Pair:
     return compiled_pair()
 
 
-def runner_of(pair: Pair, tokens: list[int]) -> Any:
+def backend_of(pair: Pair, tokens: list[int]) -> Any:
     backend: Any = pair.target.new_cache()
     backend.extend(tokens, rows=1)
     return backend
 
 
 def test_a_copy_of_a_cache_has_its_bits_and_a_life_of_its_own(pair: Pair) -> None:
-    first = runner_of(pair, SYSTEM)
+    first = backend_of(pair, SYSTEM)
     copy = first.fork(LEAST + 3)
-    alone = runner_of(pair, SYSTEM[: LEAST + 3])
+    alone = backend_of(pair, SYSTEM[: LEAST + 3])
     assert copy.length == LEAST + 3
     before = first.extend([7, 8], rows=1)[0]
     first.rollback(len(SYSTEM))
@@ -57,15 +57,15 @@ def test_a_copy_of_a_cache_has_its_bits_and_a_life_of_its_own(pair: Pair) -> Non
 
 def test_caches_that_nobody_uses_are_taken_again_and_others_texts_in_them_forgotten(pair: Pair) -> None:
     """Catches memory that is new for each of many requests, a cache that keeps another text, and one whose size is mistaken."""
-    many = [runner_of(pair, [3 + i, *SYSTEM * 9]) for i in range(12)]
+    many = [backend_of(pair, [3 + i, *SYSTEM * 9]) for i in range(12)]
     sequences = {backend._memory for backend in many}
     assert many[0]._capacity > 256, "more than a cache has at first"
     del many
-    first = runner_of(pair, SYSTEM)
+    first = backend_of(pair, SYSTEM)
     copies = [first.fork(LEAST + num) for num in range(4)]
     assert sum(backend._memory in sequences and backend._capacity > 256 for backend in copies) == 4
     for num, copy in enumerate(copies):
-        alone = runner_of(pair, SYSTEM[: LEAST + num])
+        alone = backend_of(pair, SYSTEM[: LEAST + num])
         assert torch.equal(copy.extend([9, 9, 9], rows=3)[0], alone.extend([9, 9, 9], rows=3)[0])
 
 
@@ -124,7 +124,7 @@ def test_an_answer_that_nobody_waits_for_is_kept_as_far_as_it_came(pair: Pair) -
     assert found.tokens == Decoder(pair, policy=Fixed(k=3), reuses=False).generate([*SYSTEM, *said, 3], **options).tokens
 
 
-def test_short_beginnings_and_other_runners_are_read(pair: Pair) -> None:
+def test_short_beginnings_and_other_backends_are_read(pair: Pair) -> None:
     """Catches a cache of transformers that is reused, whose rows are rounded by the pass they were read in."""
     decoder = Decoder(replace(pair), policy=Fixed(k=2))
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_short_beginnings_and_other_runners_are_read(pair: Pair) -> None:
 def test_what_is_kept_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Kept()
     for i in range(MOST + 3):
-        shelf.put([i] * LEAST, runner_of(pair, [i] * LEAST))
+        shelf.put([i] * LEAST, backend_of(pair, [i] * LEAST))
     assert len(shelf._texts) == MOST
     assert shelf.begin([0] * (LEAST + 1), pair.target)[0].length == 0
     (found,) = shelf.begin([MOST] * LEAST, pair.target)  # its last token is left to read, and it is not there any more
@@ -148,7 +148,7 @@ def test_what_is_kept_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
     (found,) = shelf.begin([MOST] * (LEAST + 1), pair.target)
     assert (found.length, len(shelf._texts)) == (LEAST, MOST - 1)
     monkeypatch.setattr(kept, "MOST_BYTES", 1)
-    shelf.put(SYSTEM, runner_of(pair, SYSTEM))
+    shelf.put(SYSTEM, backend_of(pair, SYSTEM))
     assert [text.tokens for text in shelf._texts] == [SYSTEM]
     shelf.clear()
     assert shelf.begin([*SYSTEM, 3], pair.target)[0].length == 0

@@ -80,11 +80,11 @@ def test_wrong_costs_heal_within_a_request(
         assert made.memory.clock is not None
         now, lengths = made.memory.clock.now, {0, 1, 2, *(r.num_drafted for r in output.steps)}
         usual = {k for k in lengths if k < 3 or sum(r.num_drafted == k for r in output.steps) > 2}
-        assert [k for k in sorted(usual) if not 0.85 < now.round_s(k) / true.round_s(k) < 1.15] == []
+        assert [k for k in sorted(usual) if not 0.85 < now.step_s(k) / true.step_s(k) < 1.15] == []
         for acceptance in (0.5, 0.7, 0.8, 0.9):
             k, best = (costs.best_length(acceptance, range(9)) for costs in (now, true))
             tokens, most = chain_tokens(acceptance, k), chain_tokens(acceptance, best)
-            assert tokens / true.round_s(k) > 0.94 * most / true.round_s(best), "as many are drafted, or as good as"
+            assert tokens / true.step_s(k) > 0.94 * most / true.step_s(best), "as many are drafted, or as good as"
         assert made.costs == wrong, "a request with a seed goes on to see what was kept"
         later = Decoder(replace(pair))
     assert later.costs is not None
@@ -113,7 +113,7 @@ def test_a_decoder_that_is_made_has_measured(home: Path, monkeypatch: pytest.Mon
     made = Decoder(pair)
     assert list(home.glob("costs-*"))
     assert made.costs is not None
-    assert made.costs.round_s(2) / made.costs.verify_s(1) == pytest.approx(TRUE.round_s(2), rel=0.05)
+    assert made.costs.step_s(2) / made.costs.verify_s(1) == pytest.approx(TRUE.step_s(2), rel=0.05)
     assert Decoder(replace(pair, draft_fingerprint=None)).memory._costs is None
 
 

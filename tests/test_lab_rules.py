@@ -113,7 +113,7 @@ def test_the_length_is_one_more_than_was_accepted_lately():
     assert policy.limit(3.5) == 5
 
 
-def test_the_mean_stays_in_its_bounds_and_ignores_rounds_without_candidates():
+def test_the_mean_stays_in_its_bounds_and_ignores_steps_without_draft_tokens():
     """Catches a length outside [min_tokens, max_tokens], and a last step without room that counts as a rejection."""
     policy = AcceptanceEMA(min_tokens=3, max_tokens=6)
     assert [policy.limit(memory) for memory in (0.0, 4.0, 19.0)] == [3, 5, 6]
@@ -125,7 +125,7 @@ def test_the_mean_stays_in_its_bounds_and_ignores_rounds_without_candidates():
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.55, 0.7, 0.8, 0.9, 0.97, 1.0])
 @pytest.mark.parametrize("bounds", [{}, {"min_tokens": 0}, {"min_tokens": 3, "max_tokens": 5}])
-def test_a_round_is_as_long_as_the_formula_says(acceptance: float, bounds: dict):
+def test_a_step_is_as_long_as_the_formula_says(acceptance: float, bounds: dict):
     """Catches a stop one draft token early or late, costs of another width, and bounds that the search leaves."""
     policy = ArgmaxLength(**bounds)
     memory = Counts(num_tested=1e9, num_accepted=acceptance * 1e9)
@@ -159,7 +159,7 @@ def test_the_threshold_drifts_as_in_draft_and_verify():
 
 
 @pytest.mark.parametrize("make", [DraftVerify, AdaptiveEntropy])
-def test_a_round_obeys_the_threshold_as_it_stands(make):
+def test_a_step_obeys_the_threshold_as_it_stands(make):
     """Catches a rule that drifts but goes by where it started; and one that stops an empty step."""
     policy = make(max_tokens=9)
     bound = 0.25 if make is DraftVerify else 1 - math.sqrt(0.2 * math.log(4))
@@ -184,7 +184,7 @@ RIVAL_COSTS = Costs.relative(0.3)
 
 
 def step_of(num_drafted: int, num_accepted: int, judged: tuple[float, ...] = ()) -> ReplayedStep:
-    return ReplayedStep(num_accepted + 1, num_drafted, num_accepted, RIVAL_COSTS.round_s(num_drafted), 0.0, 0.0, judged=judged)
+    return ReplayedStep(num_accepted + 1, num_drafted, num_accepted, RIVAL_COSTS.step_s(num_drafted), 0.0, 0.0, judged=judged)
 
 
 def runs(policy: Policy, num_steps: int, accepted: Callable[[int], int]) -> list[tuple[int, int]]:
@@ -223,7 +223,7 @@ def test_ucb_specstop_tries_every_length_once_and_then_the_fastest() -> None:
     assert memory.seconds[1] == pytest.approx(3 * 1.3)
 
 
-def test_what_a_rejection_hides_is_not_counted_and_old_rounds_fade() -> None:
+def test_what_a_rejection_hides_is_not_counted_and_old_steps_fade() -> None:
     """Catches draft tokens behind a rejection that count as rejected: one of five accepted and one tested is half."""
     policy = ArgmaxLength(fading=0.25)
     memory = policy.learn(policy.start(), step_of(5, 1))
@@ -260,7 +260,7 @@ def test_the_online_estimator_takes_the_newton_step_of_one_slope_and_an_intercep
     assert memory.mean == pytest.approx(y.mean())
 
 
-def test_the_online_estimator_drafts_whole_rounds_until_it_is_fitted_and_hands_its_fit_on() -> None:
+def test_the_online_estimator_drafts_whole_steps_until_it_is_fitted_and_hands_its_fit_on() -> None:
     """Catches trimming by coefficients that nobody has fitted, and a server that begins anew with each request."""
     policy = OnlineLogistic(max_tokens=4, fit_every=2, warm_up=1)
     fit = policy.start()
@@ -276,7 +276,7 @@ def test_the_online_estimator_drafts_whole_rounds_until_it_is_fitted_and_hands_i
         assert rule.start(Given(past={})) == rule.start()
 
 
-def test_the_classifier_reads_the_last_candidate() -> None:
+def test_the_classifier_reads_the_last_draft_token() -> None:
     """Catches a sign, and a feature of another draft token."""
     from specdecpp.replay.replay import TraceView
 
@@ -360,7 +360,7 @@ def test_the_bandit_tries_every_arm_and_then_the_one_with_the_largest_bound():
         accepted = (step * 7) % (k + 1)
         memory = policy.learn(memory, outcome(k, accepted, COSTS))
         sums[best][0] += accepted + 1
-        sums[best][1] += COSTS.round_s(k)
+        sums[best][1] += COSTS.step_s(k)
         steps[best] += 1
     assert min(steps) > 3
 

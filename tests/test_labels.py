@@ -153,7 +153,7 @@ def test_batches_are_sorted_and_within_the_budget() -> None:
 # Draws
 
 
-def test_candidates_follow_q_and_rejected_ones_the_residual() -> None:
+def test_draft_tokens_follow_q_and_rejected_ones_the_residual() -> None:
     """Catches draws from p, a residual of the wrong sign, and branch tokens not drawn after the one before; alarms once in
     1e6 each."""
     target, draft = backends("llama")
@@ -199,7 +199,7 @@ def test_answer_odds_and_the_residual_couple_to_q_exactly() -> None:
         torch.testing.assert_close(p * odds + rejected * residual[0] * is_possible, q)
 
 
-def test_depths_are_those_of_rounds_that_fail_or_fill_up() -> None:
+def test_depths_are_those_of_steps_that_fail_or_fill_up() -> None:
     """Catches a depth that starts at 0 or goes on after a failed coin, and lengths that are not uniform; alarms once in 1e6."""
     num = 20_000
     assert _depths(torch.zeros(9), [9], seeded()).tolist() == [1] * 9
@@ -238,7 +238,7 @@ def judged(made: list[Record], kind: str, how: Sampling) -> int:
         assert branches.overlap is not None
         for i, length in enumerate(branches.length.tolist()):
             text = [*prompt, *answer[:i]]
-            p, q, belief = laws_after(target, draft, text, how)
+            p, q, belief = distributions_after(target, draft, text, how)
             for k, token in enumerate(branches.token[i, :length].tolist()):
                 near(branches.log_ratio[i, k], p[token].log() - q[token].log(), 1e-3)
                 near(branches.log_q[i, k], belief[token].log(), 1e-3)
@@ -246,13 +246,13 @@ def judged(made: list[Record], kind: str, how: Sampling) -> int:
                 near(branches.gap[i, k], features.gap(belief))
                 text = [*text, token]
                 near(branches.state[i, k], alone(draft, text)[1], 2e-3)
-                p, q, belief = laws_after(target, draft, text, how)
+                p, q, belief = distributions_after(target, draft, text, how)
                 near(branches.overlap[i, k], torch.minimum(p, q).sum())
                 num += 1
     return num
 
 
-def laws_after(target: EagerModel, draft: EagerModel, text: list[int], how: Sampling) -> list[torch.Tensor]:
+def distributions_after(target: EagerModel, draft: EagerModel, text: list[int], how: Sampling) -> list[torch.Tensor]:
     """[p, q, what the draft believes] after a text that is read by itself."""
     seen = seen_in(text, draft.vocab_size)
     p = probabilities(alone(target, text)[0], how, seen)

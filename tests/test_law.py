@@ -126,20 +126,20 @@ def latin_square() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("situation", "policy", "verification"), latin_square())
-def test_session_keeps_the_targets_law(situation, policy, verification):
+def test_session_keeps_the_targets_distribution(situation, policy, verification):
     """Catches any bias: in the ratio test, the residual, rollbacks, ends, limits, or a distribution warped on one side only."""
     request = SITUATIONS[situation]
     distribution = request.distribution(policies_of(request.target.vocab_size)[policy], VERIFICATIONS[verification])
-    assert largest_difference(distribution, request.own_law()) < 1e-12
+    assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
 @pytest.mark.parametrize("verification", VERIFICATIONS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_keeps_the_law_under_every_verification(policy, verification):
+def test_every_policy_keeps_the_distribution_under_every_verification(policy, verification):
     """Catches a verification that is sound for a fixed length but not for one that depends on the draft tokens."""
     request = SITUATIONS["end-of-text"]
     distribution = request.distribution(POLICIES[policy], VERIFICATIONS[verification])
-    assert largest_difference(distribution, request.own_law()) < 1e-12
+    assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
 @settings(max_examples=250)
@@ -153,7 +153,7 @@ def test_every_policy_keeps_the_law_under_every_verification(policy, verificatio
     target_length=st.one_of(st.none(), st.integers(3, 6)),
     draft_length=st.one_of(st.none(), st.integers(1, 6)),
 )
-def test_any_combination_keeps_the_targets_law(
+def test_any_combination_keeps_the_targets_distribution(
     seed, policy, verification, sampling, max_tokens, ends, target_length, draft_length
 ):
     """Catches what only a combination shows: a limit together with a penalty, an end together with a memory."""
@@ -165,7 +165,7 @@ def test_any_combination_keeps_the_targets_law(
         ends=ends,
     )
     distribution = request.distribution(POLICIES[policy], VERIFICATIONS[verification])
-    assert largest_difference(distribution, request.own_law()) < 1e-12
+    assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -175,7 +175,7 @@ def test_greedy_session_gives_the_targets_greedy_answer(situation, policy):
     request = SITUATIONS[situation]
     request = replace(request, sampling=replace(request.sampling, temperature=0.0))
     distribution = request.distribution(policies_of(request.target.vocab_size)[policy], GreedyVerification())
-    assert distribution == request.own_law()
+    assert distribution == request.own_distribution()
     assert len(distribution) == 1
 
 
@@ -207,22 +207,22 @@ def test_adaptive_policies_stop_at_several_depths(policy):
 
 @pytest.mark.parametrize("verification", VERIFICATIONS)
 @pytest.mark.parametrize("min_tokens", [0, 1, 2])
-def test_specdecpp_keeps_the_law_for_every_lower_bound(min_tokens, verification):
+def test_specdecpp_keeps_the_distribution_for_every_lower_bound(min_tokens, verification):
     """Catches a head rule that is asked, or stops, below min_tokens in a way that depends on what was not yet drawn."""
     request = replace(PLAIN, ends=(2,))
     policy = SpecDecPP(head=random_head(3, seed=1), min_tokens=min_tokens)
-    assert largest_difference(request.distribution(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(policy, VERIFICATIONS[verification]), request.own_distribution()) < 1e-12
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("min_tokens", [0, 1, 2])
 @pytest.mark.parametrize("form", ["ahead", "deep"])
-def test_cost_aware_keeps_the_law(form, min_tokens, verification):
+def test_cost_aware_keeps_the_distribution(form, min_tokens, verification):
     """Catches a rule on costs that stops by what it has not drawn yet, in either form of head; over several steps, with an
     end inside the draft and the answer's length."""
     policy = CostAware(head=getattr(heads_for(3, 3), form), min_tokens=min_tokens, prior_steps=1)
     for request in (replace(PLAIN, ends=(2,)), replace(DENSE, ends=(0,))):
-        assert largest_difference(request.distribution(policy, VERIFICATIONS[verification]), request.own_law()) < 1e-12
+        assert largest_difference(request.distribution(policy, VERIFICATIONS[verification]), request.own_distribution()) < 1e-12
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
@@ -231,11 +231,11 @@ def test_memory_of_outcomes_brings_no_bias(policy, verification):
     """Catches memory that leaks the verdict into the distribution, over up to five steps with an end inside the draft."""
     request = SITUATIONS["five-tokens"]
     distribution = request.distribution(POLICIES[policy], VERIFICATIONS[verification])
-    assert largest_difference(distribution, request.own_law()) < 1e-12
+    assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
 @pytest.mark.parametrize("policy", REMEMBERING)
-def test_memory_changes_later_rounds(policy):
+def test_memory_changes_later_steps(policy):
     """Catches distributions that hold vacuously: forgetting every outcome must change how long the steps of these answers
     are."""
     rule = POLICIES[policy]
@@ -278,16 +278,16 @@ def test_dropping_is_exact_under_comparison(situation):
     """Catches a comparison that reads q, or a dropped draft token that stays in a cache."""
     request = SITUATIONS[situation]
     policy = MaxConfidence(threshold=0.5, drop=True)
-    assert largest_difference(request.distribution(policy, CompareVerification()), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(policy, CompareVerification()), request.own_distribution()) < 1e-12
     request = replace(request, sampling=replace(request.sampling, temperature=0.0))
-    assert request.distribution(policy, GreedyVerification()) == request.own_law()
+    assert request.distribution(policy, GreedyVerification()) == request.own_distribution()
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
 def test_dropping_is_biased_under_the_ratio_test(verification):
     """Documents why the Decoder refuses this pair: a draft token removed for its own q leaves too little of it behind."""
     distribution = DENSE.distribution(MaxConfidence(threshold=0.5, drop=True), VERIFICATIONS[verification])
-    assert total_variation(distribution, DENSE.own_law()) > 0.01
+    assert total_variation(distribution, DENSE.own_distribution()) > 0.01
 
 
 def pair_of_tables() -> Pair:
@@ -330,7 +330,7 @@ def test_decoder_refuses_to_sample_under_greedy_verification():
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
-def test_sampled_answers_follow_the_law(verification):
+def test_sampled_answers_follow_the_distribution(verification):
     """Catches dice that enumeration cannot see: one stream for draft and verification, or a biased draw.
 
     Chi-square over 3000 seeds; a correct implementation fails for 1 choice of seeds in 10^5.
@@ -342,11 +342,11 @@ def test_sampled_answers_follow_the_law(verification):
             session = request.session(Fixed(k=1), VERIFICATIONS[verification], streams(seed))
             outcome = answer(session, finish(session))
             counts[outcome] = counts.get(outcome, 0) + 1
-    assert counts.keys() <= request.own_law().keys()
-    assert chi_square_tail(counts, request.own_law()) > 1e-5
+    assert counts.keys() <= request.own_distribution().keys()
+    assert chi_square_tail(counts, request.own_distribution()) > 1e-5
 
 
-def test_enumerate_law_walks_every_path_once():
+def test_enumerate_distribution_walks_every_path_once():
     """Catches an enumerator that skips or repeats outcomes, or walks those of probability zero."""
     third = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)
 

@@ -59,7 +59,7 @@ def found_of(head: AcceptanceHead, *, pair: Pair = PAIR, prompts: Any = PROMPTS,
 # What is noted
 
 
-def test_a_round_adds_up() -> None:
+def test_a_step_adds_up() -> None:
     """Catches weights and products that run on into the next step, and a weight that counts the draft token itself."""
     heard = Heard(score=np.arange(5.0), label=np.array([0.5, 0.2, 1.0, 0.25, 0.5]), depth=np.array([1, 2, 3, 1, 2]))
     token, whole = heard.per_token(), heard.per_step(np.log([0.5, 0.5, 0.5, 0.1, 0.1]))
@@ -86,7 +86,7 @@ def test_a_head_that_knows_agrees_with_every_label(temperature: float) -> None:
             assert set(heard.label) <= {0.0, 1.0}
 
 
-def test_the_labels_are_how_often_candidates_are_accepted() -> None:
+def test_the_labels_are_how_often_draft_tokens_are_accepted() -> None:
     """Catches labels that are not the odds of the acceptance test: summed with their weights they are the mean number of
     accepted draft tokens of a step. Over 500 steps each the two differ by 5 standard errors less than once in 1e6 seeds."""
     prompts = [[0]] * 12
@@ -103,7 +103,7 @@ def test_the_labels_are_how_often_candidates_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("form", ["lagged", "look_ahead"])
-def test_every_candidate_is_judged_to_the_asked_depth(form: str) -> None:
+def test_every_draft_token_is_judged_to_the_asked_depth(form: str) -> None:
     """Catches a lagged head whose last draft token, which the draft has not read, takes the label of another; steps that a
     rule cuts short; and estimates that are calibrated already."""
     head = random_head(PROCESS, form=form, calibration=replace(BENT, num_labels=1))
@@ -163,7 +163,7 @@ def test_a_bent_head_is_straightened() -> None:
     assert len(stages["calibrated"]["ece_product_by_depth"]) == 10
 
 
-def test_rounds_and_collected_labels_agree() -> None:
+def test_steps_and_collected_labels_agree() -> None:
     """Catches weights under which the two ways to calibrate a head aim at different probabilities. This head knows
     min(1, p/q) only roughly, so that its calibration depends on which draft tokens count how much; unweighted, the two differ
     by 0.1 in temperature or bias. The tolerance is 4 times the spread over seeds."""
@@ -251,7 +251,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_recipe_calibrates_on_rounds_at_a_temperature_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_a_recipe_calibrates_on_steps_at_a_temperature_of_its_own(folder: Path, tmp_path: Path) -> None:
     """Catches a temperature that is ignored, answers to prompts of another split, and a calibration that is shown only."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(

@@ -97,7 +97,7 @@ def pair_of(seed: int, vocab_size: int = 3) -> tuple[TableModel, TableModel]:
     return target, TableModel(rows, depth=2)
 
 
-def stated_law(request: Request, distribution: Any, k: int) -> Distribution:
+def stated_distribution(request: Request, distribution: Any, k: int) -> Distribution:
     """The distribution of answers under Fixed(k): places with a draft token by the rule's distribution, the one after k
     accepted by p. Whether the draft token was accepted decides which places have one, so it is walked: accepted with min(m, q),
     else (m - q)+."""
@@ -130,15 +130,15 @@ def stated_law(request: Request, distribution: Any, k: int) -> Distribution:
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", LAWS)
-def test_a_session_has_the_stated_law(name: str, seed: int, k: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_session_has_the_stated_distribution(name: str, seed: int, k: int, monkeypatch: pytest.MonkeyPatch):
     """Catches a lossy rule that keeps another distribution than its docstring states: in acceptance, correction or bonus."""
     rule, distribution = LAWS[name]
     target, draft = pair_of(seed)
     request = Request(target=target, draft=draft, max_tokens=4)
     permitted(monkeypatch)
     found = request.distribution(Fixed(k=k), rule)
-    assert largest_difference(found, stated_law(request, distribution, k)) < 1e-12
-    assert largest_difference(found, request.own_law()) > 1e-3  # the tables can tell
+    assert largest_difference(found, stated_distribution(request, distribution, k)) < 1e-12
+    assert largest_difference(found, request.own_distribution()) > 1e-3  # the tables can tell
 
 
 def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 10**6), name=st.sampled_from(list(LAWS)), sparsity=st.floats(0, 0.6))
-def test_laws_of_random_rows(seed: int, name: str, sparsity: float):
+def test_distributions_of_random_rows(seed: int, name: str, sparsity: float):
     """Catches a distribution that is right on the tables above only, and one draft token's distribution that is not it."""
     (p, q) = (row(seed, sparsity), row(seed + 10**6, sparsity))
     rule, distribution = LAWS[name]
@@ -207,7 +207,7 @@ def test_single_precision_stays_within_the_budget():
     assert float(variation(TVBudget(0.05).distribution(p, q), p).max()) <= 0.05 * (1 + 1e-4)
 
 
-def test_temperature_zero_goes_by_the_law_at_one():
+def test_temperature_zero_goes_by_the_distribution_at_one():
     """Catches a greedy step that reads one-hot rows, or tells of no deviation: it changed the token here."""
     p, q = torch.tensor([[0.45, 0.55], [0.3, 0.7]]).double(), torch.tensor([[0.55, 0.45]]).double()
     verdict = AtZero(Fuzzy(0.2))(p.log(), q, torch.tensor([0]), Enumerator([]))

@@ -261,7 +261,7 @@ def test_hindsight_is_the_best_of_all_that_know_the_run(process, costs):
         reached = np.cumprod([1.0, *(process.acceptance[s] for s in states[1:]), 0.0])
         distribution -= chance * np.diff(reached)
     plans = itertools.product(*(range(length + 1) for length in range(4)))
-    best = max((1 + distribution @ n) / (distribution @ [costs.round_s(k) for k in n]) for n in plans)
+    best = max((1 + distribution @ n) / (distribution @ [costs.step_s(k) for k in n]) for n in plans)
     assert hindsight(Lattice.of(process, max_tokens=3), costs).tokens_per_second(costs) == pytest.approx(best, **TIGHT)
 
 

@@ -68,7 +68,7 @@ def all_plans(trace: Trace, run: Sequence[int], costs: Costs, at: int = 0, befor
         return
     room = trace.num_places - at
     for k in range(min(run[at] - at + 1, room) + 1 if room >= 0 else 1):
-        accepted, took = min(k, run[at] - at), costs.round_s(k) + costs.switch_s * (k > 0 and not before)
+        accepted, took = min(k, run[at] - at), costs.step_s(k) + costs.switch_s * (k > 0 and not before)
         yield from (took + rest for rest in all_plans(trace, run, costs, at + accepted + 1, min(k, 1)))
 
 

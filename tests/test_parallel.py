@@ -33,11 +33,11 @@ def over_table(num_heads: int) -> Any:
 
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()], ids=str)
 @pytest.mark.parametrize("policy", [Fixed(k=3), CostAware()], ids=str)
-def test_the_law_is_the_targets(policy: Policy, verification: Any) -> None:
+def test_the_distribution_is_the_targets(policy: Policy, verification: Any) -> None:
     """Catches a q that is not what was drawn from, and a state of a rejected draft token that a later step begins with."""
     target = TableModel.random(vocab_size=3, depth=2, seed=3)
     request = Request(target=target, draft=over_table(1), max_tokens=3)
-    assert largest_difference(request.distribution(policy, verification), request.own_law()) < 1e-12
+    assert largest_difference(request.distribution(policy, verification), request.own_distribution()) < 1e-12
 
 
 class Counting(EagerModel):
@@ -76,7 +76,7 @@ def test_heads_stand_for_passes_and_the_next_pass_reads_what_was_kept() -> None:
     assert draft.length == 9
 
 
-def test_a_rejected_candidate_leaves_no_trace() -> None:
+def test_a_rejected_draft_token_leaves_no_trace() -> None:
     """Catches a head that reads the state behind what was cut, and a count of heads that goes on."""
     draft, _ = tiny_draft()
     draft.extend([1, 2, 3], rows=1)

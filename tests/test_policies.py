@@ -65,7 +65,7 @@ HALF = (0, [0.5, 0.25, 0.25, 0.0])
 FIFTH = (1, [0.8, 0.2, 0.0, 0.0])
 
 
-def test_max_confidence_looks_at_the_last_candidate_only():
+def test_max_confidence_looks_at_the_last_draft_token_only():
     """Catches q of the wrong draft token, the largest q instead of q(x), or a product."""
     policy = MaxConfidence(threshold=0.4)
     assert policy.stop(drafted(HALF), None) is None
@@ -74,7 +74,7 @@ def test_max_confidence_looks_at_the_last_candidate_only():
     assert MaxConfidence(threshold=0.5).stop(drafted(HALF), None) is None  # equal is not below
 
 
-def test_cumulative_confidence_multiplies_over_the_round():
+def test_cumulative_confidence_multiplies_over_the_step():
     """Catches a product that misses draft tokens drawn since the last question."""
     draft = drafted(HALF, HALF)
     assert CumulativeConfidence(threshold=0.25).stop(draft, None) is None  # equal is not below
@@ -102,7 +102,7 @@ def test_entropy_is_that_of_svip_in_nats():
         Entropy(threshold=0.0),
     ],
 )
-def test_confidence_rules_never_stop_an_empty_round(policy):
+def test_confidence_rules_never_stop_an_empty_step(policy):
     """Catches an index error, or a step of nothing, before the first draft token."""
     assert policy.stop(Draft(), None) is None
 
@@ -118,7 +118,7 @@ def test_greedy_drafting_is_judged_by_the_unwarped_softmax():
     assert draft.q == [None] * 3
 
 
-def test_sampled_candidates_are_judged_by_the_law_they_came_from():
+def test_sampled_draft_tokens_are_judged_by_the_distribution_they_came_from():
     """Catches confidence under the unwarped distribution where sampling warps it."""
     backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
     draft = proposed(Fixed(k=2), temperature=0.5, backend=backend)
@@ -157,7 +157,7 @@ def test_specdecpp_stops_once_a_rejection_is_likely():
         ({"min_tokens": 0, "max_tokens": 1}, 0, 1),
     ],
 )
-def test_specdecpp_keeps_the_free_candidate(bounds, num_judged, num_candidates):
+def test_specdecpp_keeps_the_free_draft_token(bounds, num_judged, num_candidates):
     """Catches a free draft token that is thrown away or judged: after k judgements there are k + 1 draft tokens."""
     draft = proposed(SpecDecPP(head=Constant(-9.0), **bounds))
     assert (len(draft.judged), draft.num_tokens) == (num_judged, num_candidates)
@@ -169,7 +169,7 @@ def test_specdecpp_never_stops_with_a_trusting_head():
     assert (draft.num_tokens, len(draft.judged), str(draft.stop)) == (6, 5, "tokens left")
 
 
-def test_specdecpp_judges_each_candidate_by_its_own_hidden_state():
+def test_specdecpp_judges_each_draft_token_by_its_own_hidden_state():
     """Catches estimates shifted by one draft token."""
     backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
     head = random_head(4, seed=0, scale=1.0)
@@ -187,7 +187,7 @@ def test_specdecpp_reads_the_raw_score_unless_told_otherwise():
     assert judged == [[pytest.approx(0.5)], [pytest.approx(0.75)]]
 
 
-def test_greedy_candidates_are_judged_as_was_calibrated_for_them():
+def test_greedy_draft_tokens_are_judged_as_was_calibrated_for_them():
     """Catches one calibration for both, though an argmax is accepted more often than a draw."""
     made = {"calibration": Calibration(bias=1.0, num_labels=1), "greedy": Calibration(bias=-2.0, num_labels=1)}
     policy = SpecDecPP(head=Constant(0.0, **made), calibrated=True, threshold=1.0)
@@ -196,7 +196,7 @@ def test_greedy_candidates_are_judged_as_was_calibrated_for_them():
         assert judged == pytest.approx(float(calibration.apply(torch.zeros(())).sigmoid()))
 
 
-def test_a_head_is_told_of_an_all_but_impossible_candidate():
+def test_a_head_is_told_of_an_all_but_impossible_draft_token():
     """Catches the logarithm of 0."""
     policy = SpecDecPP(head=random_head(4, seed=1, scalars=("log_q",)))
     assert 0 <= policy.judge(drafted((0, [0.0, 1.0, 0.0, 0.0])), torch.ones(4)) <= 1
@@ -216,7 +216,7 @@ def test_specdecpp_takes_its_setting_from_the_card():
 
 
 @pytest.mark.parametrize(("min_tokens", "num_candidates"), [(0, 1), (1, 1), (2, 2), (4, 4)])
-def test_a_look_ahead_head_spends_no_pass_on_a_hopeless_candidate(min_tokens, num_candidates):
+def test_a_look_ahead_head_spends_no_pass_on_a_hopeless_draft_token(min_tokens, num_candidates):
     """Catches a look-ahead rule that reads the draft token it has condemned, or drops it."""
     backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
     head = Constant(-9.0, form="look_ahead", vocab_size=4)
@@ -225,7 +225,7 @@ def test_a_look_ahead_head_spends_no_pass_on_a_hopeless_candidate(min_tokens, nu
     assert backend.length == 2 + num_candidates - 1  # the prompt, and every draft token but the last
 
 
-def test_a_look_ahead_head_judges_each_candidate_by_what_was_known_when_it_was_drawn():
+def test_a_look_ahead_head_judges_each_draft_token_by_what_was_known_when_it_was_drawn():
     """Catches estimates shifted by one draft token, and a scalar read from another position."""
     backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
     names = ("log_q", "entropy", "gap", "depth")
@@ -283,7 +283,7 @@ def test_no_rule_is_asked_below_its_lower_bound(min_tokens):
 
 
 @pytest.mark.parametrize(("min_tokens", "kept"), [(0, 0), (1, 0), (3, 2)])
-def test_dropping_removes_one_candidate_with_all_that_is_known_of_it(min_tokens, kept):
+def test_dropping_removes_one_draft_token_with_all_that_is_known_of_it(min_tokens, kept):
     """Catches columns of a draft that no longer line up after the last draft token is dropped."""
     draft = proposed(Always(min_tokens=min_tokens, drop=True))
     assert (draft.num_tokens, len(draft.q), str(draft.stop)) == (kept, kept, "asked")

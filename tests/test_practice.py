@@ -67,7 +67,7 @@ def answered(experience: Experience, text: Text) -> float:
             survival *= score(estimate)
         num, accepted = len(judged), text.accepted(chances)
         memory = policy.learn(memory, outcome(num, accepted, COSTS, judged=tuple(judged)))
-        seconds += COSTS.round_s(num) + (COSTS.draft_pass_s(unread) if num and unread > 1 else 0.0)
+        seconds += COSTS.step_s(num) + (COSTS.draft_pass_s(unread) if num and unread > 1 else 0.0)
         unread, made = 0 if num else unread + 1, made + accepted + 1
     experience.add(memory)
     return made / seconds
@@ -84,7 +84,7 @@ def test_first_requests_get_what_the_best_fixed_length_would(acceptance: float) 
     fixed = {}
     for k in (0, 1, 2, 3, 5):
         tokens = sum(acceptance**i for i in range(k + 1))
-        fixed[k] = ANSWER / (ANSWER / tokens * COSTS.round_s(k) + (COSTS.draft_pass_s(PROMPT) if k else 0.0))
+        fixed[k] = ANSWER / (ANSWER / tokens * COSTS.step_s(k) + (COSTS.draft_pass_s(PROMPT) if k else 0.0))
     took = np.zeros((24, 6))
     with unchecked():
         for run in range(len(took)):
@@ -120,7 +120,7 @@ def test_a_shorter_step_is_what_the_rule_would_have_had() -> None:
         cut = whole.cut(num, COSTS)
         assert (cut.num_drafted, cut.num_accepted, cut.judged) == (num, accepted, whole.judged[:num])
         assert cut.overlaps == whole.overlaps[:tested]
-        assert (cut.num_tokens, cut.expected_s) == (accepted + 1, COSTS.round_s(num))
+        assert (cut.num_tokens, cut.expected_s) == (accepted + 1, COSTS.step_s(num))
 
 
 def test_practice_is_kept_as_it_was() -> None:

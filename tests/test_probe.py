@@ -26,7 +26,7 @@ def chaotic() -> Any:
     return model.bfloat16()
 
 
-def test_the_models_own_rounding_is_not_held_against_a_runner() -> None:
+def test_the_models_own_rounding_is_not_held_against_a_backend() -> None:
     """Catches the refusal of every quick backend for a model in bfloat16, because transformers in bfloat16 is off itself."""
     model = chaotic()
     ids = probe.tokens(64)

@@ -48,7 +48,7 @@ def test_the_distribution_is_the_targets_whatever_the_draft_has_read(
     """Catches draft tokens that are tested against a q of the whole text where they were drawn from one of its end."""
     for tail in (1, 2):
         request = replace(REQUEST, sampling=sampling, tail=tail)
-        assert largest_difference(request.distribution(policy, verification), request.own_law()) < 1e-12
+        assert largest_difference(request.distribution(policy, verification), request.own_distribution()) < 1e-12
 
 
 def test_a_draft_begins_where_it_is_first_asked() -> None:
@@ -65,7 +65,7 @@ def test_a_draft_begins_where_it_is_first_asked() -> None:
 
 
 @pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
-def test_long_prompts_in_the_compiled_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_in_the_compiled_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches greedy answers that depend on what the draft has read, caches of a late beginning that go on in another text, and
     a seed whose answer depends on the requests before it."""
     monkeypatch.setattr(Costs, "worth_reading", lambda self, num_tokens: 8)

@@ -179,7 +179,7 @@ def test_bfloat16_flips_only_where_two_logits_nearly_tie() -> None:
 
 
 @torch.inference_mode()
-def exact_law(model: Any, prompt: tuple[int, ...], num_tokens: int) -> np.ndarray:
+def exact_distribution(model: Any, prompt: tuple[int, ...], num_tokens: int) -> np.ndarray:
     """P(x_1..x_n | prompt) of a model at temperature 1 [V, ..., V], from its logits in float64."""
     distribution = np.ones(())
     for _ in range(num_tokens):
@@ -199,7 +199,7 @@ def chi_square(counts: np.ndarray, distribution: np.ndarray) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
-def test_sampled_answers_follow_the_law_of_the_target(verification: Any) -> None:
+def test_sampled_answers_follow_the_distribution_of_the_target(verification: Any) -> None:
     """Catches a biased output distribution of the whole decoder: 4000 answers of 3 tokens against 125 exact probabilities.
 
     Two draft tokens fit into the first step, so that the two verifications differ. Seeded; over all seeds a correct
@@ -214,5 +214,5 @@ def test_sampled_answers_follow_the_law_of_the_target(verification: Any) -> None
         for seed in range(num):
             counts[decoder.generate((3,), max_tokens=3, seed=seed).tokens] += 1
     assert counts.sum() == num
-    assert chi_square(counts, exact_law(target, (3,), 3)) > 5e-5
-    assert chi_square(counts, exact_law(draft, (3,), 3)) < 1e-12
+    assert chi_square(counts, exact_distribution(target, (3,), 3)) > 5e-5
+    assert chi_square(counts, exact_distribution(draft, (3,), 3)) < 1e-12

@@ -72,7 +72,7 @@ def test_what_ships_is_small_and_described() -> None:
     assert json.loads((REFERENCE / "head" / "head.json").read_text())["draft"]
 
 
-def test_sampling_accepts_most_candidates_but_not_all(pair: Pair) -> None:
+def test_sampling_accepts_most_draft_tokens_but_not_all(pair: Pair) -> None:
     """Catches a pair that has nothing to adapt to: acceptance far from 0.8, or the same at every token."""
     decoder = sd.Decoder(pair, policy=sd.Fixed(k=3))
     total = Metrics()

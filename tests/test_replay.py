@@ -102,12 +102,12 @@ def pairs() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("recording", "policy"), pairs())
-def test_replay_has_the_sessions_joint_law_of_text_and_rounds(recording: str, policy: str) -> None:
+def test_replay_has_the_sessions_joint_distribution_of_text_and_steps(recording: str, policy: str) -> None:
     """Catches any difference: in the coupling, in what a rule is shown and when, in limits, ends, places left, memory."""
     recorded = RECORDINGS[recording]
     rule = EXAMPLES[policy].make(HEADS, recorded.length)
-    distribution = recorded.session_law(rule, of_session)
-    assert largest_difference(distribution, recorded.replay_law(rule, of_replay)) < 1e-12
+    distribution = recorded.session_distribution(rule, of_session)
+    assert largest_difference(distribution, recorded.replay_distribution(rule, of_replay)) < 1e-12
 
 
 @pytest.mark.parametrize("head", [HEADS.deep, AHEAD], ids=["lagged", "look-ahead"])
@@ -117,9 +117,9 @@ def test_a_rule_is_shown_what_the_session_shows_it(recording: str, head: Accepta
     all that is visible, at every question."""
     recorded = RECORDINGS[recording]
     witness = Witness(head=head, max_tokens=recorded.length)
-    distribution = recorded.session_law(witness, witness.told(of_session))
+    distribution = recorded.session_distribution(witness, witness.told(of_session))
     assert len(distribution) > 20
-    assert largest_difference(distribution, recorded.replay_law(witness, witness.told(of_replay))) < 1e-12
+    assert largest_difference(distribution, recorded.replay_distribution(witness, witness.told(of_replay))) < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -137,7 +137,7 @@ def test_a_greedy_replay_drops_what_the_session_drops(seed: int) -> None:
     assert of_replay(text, replayed) == of_session(session, steps)
     assert [r.num_dropped for r in replayed] == ["q =" in r.stop_reason for r in steps]
     found = Replayed.of([replayed], sources=("",), costs=COSTS, repeats=1, is_priced=False)
-    paid = sum(COSTS.round_s(r.num_drafted) + COSTS.draft_s * ("q =" in r.stop_reason) for r in steps)
+    paid = sum(COSTS.step_s(r.num_drafted) + COSTS.draft_s * ("q =" in r.stop_reason) for r in steps)
     assert found.seconds.tolist() == [pytest.approx(paid)]
 
 
@@ -213,7 +213,7 @@ def test_sums_agree_with_each_other_and_with_the_cost_identity() -> None:
     dear = Costs(draft_s=1.0, passes={1: 2.0, 9: 4.0})
     assert columns(found.at(dear)) == columns(found)
     assert found.at(dear).seconds.sum() == pytest.approx(
-        sum(n * dear.round_s(k) for k, n in enumerate(found.histogram.sum(0).tolist()))
+        sum(n * dear.step_s(k) for k, n in enumerate(found.histogram.sum(0).tolist()))
     )
 
 
@@ -227,7 +227,7 @@ def test_sources_can_be_told_apart() -> None:
         found.only("c")
 
 
-def test_rounds_can_be_bounded_from_outside() -> None:
+def test_steps_can_be_bounded_from_outside() -> None:
     """Catches a bound that is forgotten, and steps beyond the recorded branches."""
     made = synthetic()
     bounded = replay(made, Entropy(threshold=0.3), COSTS, max_tokens=3)

@@ -184,7 +184,7 @@ def test_calibration_is_that_of_the_positions(stage: Stage):
     assert sum(bins["weight"]) == pytest.approx(1, abs=1e-3)
 
 
-def test_rounds_end_where_the_branches_do(labels: Path):
+def test_steps_end_where_the_branches_do(labels: Path):
     """Catches a K of 15 that is replayed as one of 10 and shown as 15, and a bound that nobody is told of."""
     rules = [
         Contender(role="fixed", settings=(Fixed(k=8), Fixed(k=15))),

@@ -164,7 +164,7 @@ def test_bad_sampling_is_refused_with_advice(name, value, advice):
         Sampling(**{name: value})
 
 
-def test_seen_rows_grow_by_one_candidate_each():
+def test_seen_rows_grow_by_one_draft_token_each():
     """Catches a penalty on a draft token in its own row, or forgotten in the rows after it."""
     seen = marked([3], 5)
     rows = seen_rows(seen, torch.tensor([1, 3, 0]))

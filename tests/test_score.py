@@ -39,7 +39,7 @@ def steps(policy: CostAware, accept: float, num: int, *, seed: int, costs: Costs
             length, survival = length + 1, survival * (rule.score or Score())(estimate)
         accepted = next((i for i in range(length) if generator.random() >= accept), length)
         memory = policy.learn(memory, outcome(length, accepted, costs, judged=(estimate,) * length))
-        tokens, seconds, drafted = tokens + accepted + 1, seconds + costs.round_s(length), drafted + length
+        tokens, seconds, drafted = tokens + accepted + 1, seconds + costs.step_s(length), drafted + length
     return memory, tokens, seconds, drafted
 
 
@@ -150,7 +150,7 @@ def test_what_it_takes_to_switch_is_part_of_a_trial() -> None:
             length = 1 if policy.rule(memory, costs).least[0] <= 1 else 0
             accepted = int(length and generator.random() < 0.2)
             is_switch = bool(length and drafted and not drafted[-1])
-            took_s = costs.round_s(length) + costs.switch_s * is_switch
+            took_s = costs.step_s(length) + costs.switch_s * is_switch
             made = replace(outcome(length, accepted, costs, judged=(0.5,) * length), expected_s=took_s)
             memory = policy.learn(memory, made)
             drafted.append(length)
@@ -191,7 +191,7 @@ def test_greedy_requests_begin_with_a_steeper_score(wrap: Any) -> None:
     assert CostAware().start(Given(past=past, is_greedy=True)).belief == CostAware().start(Given(past=past)).belief
 
 
-def test_gains_are_moments_of_rounds() -> None:
+def test_gains_are_moments_of_steps() -> None:
     """Catches a slip in the sums, and steps in seconds of another price than that of the pass they are compared with."""
     found = [(1, 2.0, 1.0), (3, 2.5, 1.0), (2, 22.5, 10.0), (5, 0.04, 0.01)]
     gains = Gains()

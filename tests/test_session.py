@@ -69,7 +69,7 @@ def told(steps):
 
 @pytest.mark.parametrize("verification", VERIFICATIONS, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
-def test_every_round_keeps_its_books(policy, verification):
+def test_every_step_keeps_its_books(policy, verification):
     """Catches a cache cut in the wrong place, tokens that are not in the pieces, and miscounted draft tokens."""
     for seed in range(8):
         session = TABLES.session(policy, verification, streams(seed))
@@ -220,7 +220,7 @@ def test_sessions_of_one_pair_do_not_disturb_each_other():
     assert alone[0] != alone[1]
 
 
-def test_candidates_and_verdicts_have_a_stream_each():
+def test_draft_tokens_and_verdicts_have_a_stream_each():
     """Catches one stream for both, or the two exchanged: draft tokens come from the first, all else from the second."""
 
     def told(k, draft_seed, verify_seed):
@@ -235,7 +235,7 @@ def test_candidates_and_verdicts_have_a_stream_each():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_who_watches_sees_raw_logits_and_the_law_made_of_them(temperature):
+def test_who_watches_sees_raw_logits_and_the_distribution_made_of_them(temperature):
     """Catches logits that are already penalised or p under both names, and a greedy p that is only good for its argmax."""
     sampling = Sampling(temperature=temperature, repetition_penalty=1.7)
     session = replace(TABLES, sampling=sampling, ends=()).session(
@@ -269,7 +269,7 @@ def test_temperature_0_is_refused_where_q_is_needed(verification):
     assert session.tokens == greedy.tokens
 
 
-def test_thresholds_hold_from_the_least_number_of_candidates_on():
+def test_thresholds_hold_from_the_least_number_of_draft_tokens_on():
     """Catches a threshold where the rule is not asked yet, and one draft token too late."""
 
     def least(policy):
@@ -282,7 +282,7 @@ def test_thresholds_hold_from_the_least_number_of_candidates_on():
 
 
 @pytest.mark.parametrize(("k", "expected"), [(0, ["1b", "2b", "3b"]), (1, ["1a 2b", "3b"]), (2, ["1a 2a 3b"])])
-def test_the_penalty_sees_prompt_answer_and_candidates(k, expected):
+def test_the_penalty_sees_prompt_answer_and_draft_tokens(k, expected):
     """Catches a penalty that forgets the prompt, the answer, or the draft tokens before the one at hand."""
     model = always([4, 3, 2, 1])
     request = Request(
@@ -325,7 +325,7 @@ def test_a_stop_string_cuts_the_targets_text(policy, verification):
     assert total_variation(whole, stopped) < 1e-12
 
 
-def test_a_stop_string_ends_the_answer_inside_a_round():
+def test_a_stop_string_ends_the_answer_inside_a_step():
     """Catches draft tokens after the stop string that stay in the answer, or a reason that says length."""
     spell = sure(lambda t: 4 + (t - 3) % 3, 7)  # abcabc...
     request = Request(target=spell, draft=spell, prompt=(4,), max_tokens=9, detokenizer=read_with("ca"))
@@ -347,7 +347,7 @@ def test_text_held_back_comes_with_the_end(ends, max_tokens, reason):
     assert "".join(r.text for r in steps) == "ab"
 
 
-def test_the_parts_of_a_round_are_its_whole_time(monkeypatch):
+def test_the_parts_of_a_step_are_its_whole_time(monkeypatch):
     """Catches a part that is counted twice or nowhere, and one reading of the prompt that is forgotten for another. The clock
     moves by one whenever it is looked at: twice for a forward pass or a judgement, once where a part of a step ends."""
     clock = iter(map(float, range(100))).__next__

@@ -172,7 +172,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "batch", "num_lengths"), CASES)
-def test_the_law_of_a_step_is_the_product_of_the_targets(kind: str, batch: Callable[[], Any], num_lengths: int | None) -> None:
+def test_the_distribution_of_a_step_is_the_product_of_the_targets(
+    kind: str, batch: Callable[[], Any], num_lengths: int | None
+) -> None:
     """Catches a stop that depends on the draft token drawn after it, a uniform that is used twice or by two requests, and rows,
     caches, verdicts or memories that are another's: a step at an end of every piece of the uniforms of all requests, their
     places in the batch changing, a piece of somebody's prompt beside two of three.

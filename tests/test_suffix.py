@@ -71,11 +71,11 @@ def read(tokens: list[int]) -> SuffixDrafter:
 )
 @pytest.mark.parametrize("verification", ["token", "block", "compare"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_law_is_that_of_the_target(policy: str, verification: str, situation: dict):
+def test_the_distribution_is_that_of_the_target(policy: str, verification: str, situation: dict):
     """Catches a draft token that is accepted too often, a residual that still holds it, and one that follows an end."""
     request = over(**situation)
     distribution = request.distribution(POLICIES[policy], verifications()[verification])
-    assert largest_difference(distribution, request.own_law()) < 1e-12
+    assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -83,11 +83,11 @@ def test_greedy_answers_are_those_of_the_target(policy: str):
     """Catches a copy that is kept although the target wants another token."""
     request = over(sampling=Sampling(temperature=0.0), max_tokens=12)
     session = request.session(POLICIES[policy], GreedyVerification(), streams(0))
-    distribution = request.own_law()
+    distribution = request.own_distribution()
     assert {answer(session, finish(session)): 1.0} == distribution
 
 
-def test_laws_do_not_hold_for_want_of_candidates():
+def test_distributions_do_not_hold_for_want_of_draft_tokens():
     """Catches a drafter that never has any, under which every distribution holds."""
     request = over(max_tokens=6)
     distribution = request.distribution(Fixed(k=3), TokenVerification(), lambda _, steps: sum(r.num_accepted for r in steps))
@@ -141,7 +141,7 @@ def proposed(policy: Policy, limit: int, ends: tuple[int, ...] = (), *, costs=No
     return propose(Plan(session._request, list(tokens), decide(policy, memory, costs, limit), costs))
 
 
-def test_candidates_end_where_they_should():
+def test_draft_tokens_end_where_they_should():
     """Catches a limit that is exceeded, draft tokens behind an end of the text, and a rule that is not asked."""
     assert proposed(Fixed(k=3), 2)[0].tokens == [2, 0]
     draft, stop = proposed(Fixed(k=3), 20, (0,))
@@ -150,7 +150,7 @@ def test_candidates_end_where_they_should():
     assert proposed(MaxConfidence(threshold=0.4, drop=True), 20)[0].tokens == []
 
 
-def test_rounds_without_copies_do_not_switch_copying_off():
+def test_steps_without_copies_do_not_switch_copying_off():
     """Catches a rule that looks away for eight tokens because nothing was found to copy, or nothing that paid."""
     costs = Costs(draft_s=1e-6, passes={1: 1.0, 2: 1.0, 65: 1.1})
     policy = CostAware(max_tokens=64, prior=0.1)

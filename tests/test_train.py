@@ -104,7 +104,7 @@ def test_a_look_ahead_head_learns_what_there_is_to_learn(weight, answers, dev, t
 
 
 @pytest.mark.parametrize("text", ["mixed", "leaf"])
-def test_a_lagged_head_learns_from_the_state_at_the_candidate(text, answers, dev, tmp_path):
+def test_a_lagged_head_learns_from_the_state_at_the_draft_token(text, answers, dev, tmp_path):
     """Catches the state before the draft token, or labels of the kept tokens: what remains to know is the mean over
     contexts."""
     plan = replace(QUICK, form="lagged", text=text, scalars=(), width=None, epochs=30)

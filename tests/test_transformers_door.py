@@ -249,7 +249,7 @@ LAW_PROCESSORS = {
 }
 
 
-def law_of_generate(processors: LogitsProcessorList, before: tuple[int, ...]) -> Distribution:
+def distribution_of_generate(processors: LogitsProcessorList, before: tuple[int, ...]) -> Distribution:
     """The distribution of sampling from the target alone, by recursion, each row processed as `generate` does."""
     distribution: Distribution = {}
 
@@ -293,7 +293,7 @@ def test_processors_keep_the_distribution_of_sampling_without_a_draft(
         )
         return answer(session, finish(session))
 
-    assert largest_difference(distribution_of(run), law_of_generate(processors, before)) < 1e-12
+    assert largest_difference(distribution_of(run), distribution_of_generate(processors, before)) < 1e-12
 
 
 def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> None:

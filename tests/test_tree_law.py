@@ -140,12 +140,12 @@ def small(situation: str, max_tokens: int = 3) -> Request:
 
 
 @pytest.mark.parametrize(("situation", "shape", "verification", "children"), cases())
-def test_every_shape_keeps_the_targets_law(situation: str, shape: str, verification: str, children: Any) -> None:
+def test_every_shape_keeps_the_targets_distribution(situation: str, shape: str, verification: str, children: Any) -> None:
     """Catches any bias: in draws without replacement, residuals of siblings, the bonus of a leaf, a row or a cache of another
     branch, ends and limits within a tree."""
     request = small(situation)
     distribution = request.distribution(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
-    assert largest_difference(distribution, request.own_law()) < 1e-12
+    assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -155,7 +155,7 @@ def test_greedy_trees_give_the_targets_greedy_answer(situation: str, shape: str)
     request = SITUATIONS[situation]
     request = replace(request, sampling=replace(request.sampling, temperature=0.0))
     distribution = request.distribution(SHAPES[shape](), GreedyVerification())
-    assert distribution == request.own_law()
+    assert distribution == request.own_distribution()
     assert len(distribution) == 1
 
 
@@ -193,12 +193,12 @@ def test_removing_what_was_drawn_is_biased() -> None:
 
         return distribution_of(run)
 
-    assert total_variation(unrefused(Removing()), request.own_law()) > 0.01
-    assert largest_difference(unrefused(Widths(widths=(2,))), request.own_law()) < 1e-12, "the door is what differs"
+    assert total_variation(unrefused(Removing()), request.own_distribution()) > 0.01
+    assert largest_difference(unrefused(Widths(widths=(2,))), request.own_distribution()) < 1e-12, "the door is what differs"
     with pytest.raises(UnsoundError, match="removes sampled draft tokens"):
         request.distribution(Removing(), TokenVerification())
     for policy, verification in ((Removing(children="likeliest"), TokenVerification()), (Removing(), CompareVerification())):
-        assert largest_difference(request.distribution(policy, verification), request.own_law()) < 1e-12
+        assert largest_difference(request.distribution(policy, verification), request.own_distribution()) < 1e-12
 
 
 def test_unsound_and_unknown_combinations_are_refused() -> None:
@@ -248,7 +248,7 @@ def test_one_child_a_node_is_the_chain(sampling: Sampling, verification: str) ->
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0)])
 @pytest.mark.parametrize("row", [0.001, 0.45])
-def test_rounds_without_hope_of_a_second_child_are_chains(row: float, sampling: Sampling) -> None:
+def test_steps_without_hope_of_a_second_child_are_chains(row: float, sampling: Sampling) -> None:
     """Catches a chain in the place of a tree that decides or learns otherwise than the tree of one child does; where rows are
     dear all steps are chains, where they cost nothing none is."""
     pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
@@ -272,7 +272,7 @@ def test_rounds_without_hope_of_a_second_child_are_chains(row: float, sampling: 
 
 
 @pytest.mark.parametrize("shape", ["two-by-two", "by-tokens", "cost-aware"])
-def test_sampled_trees_follow_the_law(shape: str) -> None:
+def test_sampled_trees_follow_the_distribution(shape: str) -> None:
     """Catches dice that enumeration cannot see: a uniform of a sibling that is shared, or one of both streams.
 
     Chi-square over 1500 seeds; a correct implementation fails for 1 choice of seeds in 10^5.
@@ -284,8 +284,8 @@ def test_sampled_trees_follow_the_law(shape: str) -> None:
             session = request.session(policy, TokenVerification(), streams(seed))
             outcome = answer(session, finish(session))
             counts[outcome] = counts.get(outcome, 0) + 1
-    assert counts.keys() <= request.own_law().keys()
-    assert chi_square_tail(counts, request.own_law()) > 1e-5
+    assert counts.keys() <= request.own_distribution().keys()
+    assert chi_square_tail(counts, request.own_distribution()) > 1e-5
 
 
 def with_replacement(tree: Tree, node: int) -> torch.Tensor:
@@ -320,4 +320,4 @@ def test_mutations_are_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -
     request = replace(SITUATIONS["three-tokens-left"], max_tokens=4 if "branch" in mutation else 2)
     policy = Widths(widths=(2, 1) if "branch" in mutation else (3,), max_nodes=3)
     monkeypatch.setattr(*MUTATIONS[mutation])
-    assert total_variation(request.distribution(policy, TokenVerification()), request.own_law()) > 1e-3
+    assert total_variation(request.distribution(policy, TokenVerification()), request.own_distribution()) > 1e-3

@@ -64,14 +64,14 @@ def told(steps: list[Any]) -> Any:
     return tuple(shape), tuple(rounded), tuple((r.num_tokens, r.num_accepted, round(r.expected_s, 9)) for r in steps)
 
 
-def session_law(request: Request, policy: TreePolicy, verification: Verification) -> Distribution:
+def session_distribution(request: Request, policy: TreePolicy, verification: Verification) -> Distribution:
     request = replace(request, costs=COSTS)
     return request.distribution(policy, verification, lambda s, steps: (tuple(s.tokens[s.num_prompt_tokens :]), told(steps)))
 
 
-def replay_law(request: Request, policy: TreePolicy, *, compares: bool = False) -> Distribution:
+def replay_distribution(request: Request, policy: TreePolicy, *, compares: bool = False) -> Distribution:
     distribution: Distribution = {}
-    for (text, _), probability in request.own_law().items():
+    for (text, _), probability in request.own_distribution().items():
         distributions = TableLaws(request=request, tokens=text)
         found = distribution_of(lambda coins, of=distributions: told(list(played(of, policy, COSTS, coins, compares=compares))))
         for key, chance in found.items():
@@ -88,18 +88,24 @@ CASES = [
 
 
 @pytest.mark.parametrize(("situation", "shape"), [*CASES, ("draft-context-ends", "by-tokens"), ("two-ends", "narrowing")])
-def test_replay_has_the_sessions_joint_law_of_text_and_trees(situation: str, shape: str) -> None:
+def test_replay_has_the_sessions_joint_distribution_of_text_and_trees(situation: str, shape: str) -> None:
     """Catches any difference: in the coupling of siblings, in what is drawn behind an accepted child or below a rejected one,
     in ends, places left, passes and what is told to the rule."""
     request, policy = small(situation, 2), SHAPES[shape]()
-    assert largest_difference(session_law(request, policy, TokenVerification()), replay_law(request, policy)) < 1e-12
+    assert (
+        largest_difference(session_distribution(request, policy, TokenVerification()), replay_distribution(request, policy))
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("shape", ["wide", "by-tokens", "by-chance"])
-def test_of_several_rounds(shape: str) -> None:
+def test_of_several_steps(shape: str) -> None:
     """Catches a next step that begins at another place, over three tokens."""
     request, policy = small("end-of-text", 3), replace(SHAPES[shape](), max_nodes=3)
-    assert largest_difference(session_law(request, policy, TokenVerification()), replay_law(request, policy)) < 1e-12
+    assert (
+        largest_difference(session_distribution(request, policy, TokenVerification()), replay_distribution(request, policy))
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("shape", ["wide", "narrowing", "by-chance"])
@@ -108,8 +114,8 @@ def test_under_comparison(shape: str, children: Any) -> None:
     """Catches children that are coupled where nobody tests them by q."""
     request = small("end-of-text", 2)
     for policy in (replace(SHAPES[shape](), children=children), Removing(children=children)):
-        expected = session_law(request, policy, CompareVerification())
-        assert largest_difference(expected, replay_law(request, policy, compares=True)) < 1e-12
+        expected = session_distribution(request, policy, CompareVerification())
+        assert largest_difference(expected, replay_distribution(request, policy, compares=True)) < 1e-12
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -117,9 +123,12 @@ def test_likeliest_children_and_greedy_answers(shape: str) -> None:
     """Catches a coin where nothing is random."""
     policy = replace(SHAPES[shape](), children="likeliest")
     request = small("end-of-text", 3)
-    assert largest_difference(session_law(request, policy, TokenVerification()), replay_law(request, policy)) < 1e-12
+    assert (
+        largest_difference(session_distribution(request, policy, TokenVerification()), replay_distribution(request, policy))
+        < 1e-12
+    )
     greedy = replace(SITUATIONS["five-tokens"], sampling=Sampling(temperature=0.0))
-    assert session_law(greedy, policy, GreedyVerification()) == replay_law(greedy, SHAPES[shape]())
+    assert session_distribution(greedy, policy, GreedyVerification()) == replay_distribution(greedy, SHAPES[shape]())
 
 
 def test_recorded_rows_are_those_of_a_fresh_pass() -> None:
@@ -136,10 +145,10 @@ def test_recorded_rows_are_those_of_a_fresh_pass() -> None:
             torch.testing.assert_close(answer.p(i), models.target.distribution(text))
 
 
-def test_sums_are_those_of_the_rounds() -> None:
+def test_sums_are_those_of_the_steps() -> None:
     """Catches a pass that is not paid for, and luck that differs between two replays of a seed."""
     request = SITUATIONS["five-tokens"]
-    answers = [TableLaws(request=request, tokens=text) for text, _ in list(request.own_law())[:5]]
+    answers = [TableLaws(request=request, tokens=text) for text, _ in list(request.own_distribution())[:5]]
     with unchecked():
         once, again = (replay_trees(answers, Widths(widths=(2, 1)), COSTS, seed=3, repeats=2) for _ in range(2))
         alone = replay_trees(answers, Widths(widths=()), COSTS, repeats=2)

@@ -33,7 +33,7 @@ def model_that_says(ids, *, kind="llama", **config):
 @needs_compiler
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("vocab_size", [64, 50])
-def test_every_runner_scores_the_same_tokens(vocab_size, tied):
+def test_every_backend_scores_the_same_tokens(vocab_size, tied):
     """Catches rows put under other ids, a cut vocabulary that shifts them, and an embedding that is trimmed with its output."""
     whole = EagerModel(tiny_model("llama", hidden_size=64, tie_word_embeddings=tied), vocab_size=vocab_size).new_cache()
     wanted, _ = whole.extend([1, 62, 3, 9], rows=3)
@@ -83,7 +83,7 @@ def test_a_trimmed_checkpoint_loads_saves_and_decodes(tmp_path: Path):
 
 @needs_compiler
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
-def test_compiled_rounds_keep_the_law(verification):
+def test_compiled_steps_keep_the_distribution(verification):
     """Catches a residual that leaves out what the draft cannot say. By chance it fails once in 10,000 runs of fixed seeds."""
     target = tiny_model("llama", seed=1, head_dim=16, vocab_size=24)
     draft = tiny_draft(target, noise=0.3)

@@ -52,7 +52,7 @@ DISJOINT = (tensor([[0.5, 0.5, 0, 0]] * 3), tensor([[0, 0, 0.3, 0.7]] * 2))
 EQUAL = (tensor([[0.2, 0.3, 0.5]] * 4), tensor([[0.2, 0.3, 0.5]] * 3))
 
 
-def block_law(p, q, verification):
+def block_distribution(p, q, verification):
     """{(emitted tokens, number accepted): probability} of one block."""
 
     def run(coins):
@@ -74,7 +74,7 @@ def completed(distribution, p):
     return joint
 
 
-def product_law(p):
+def product_distribution(p):
     joint = torch.ones((), dtype=p.dtype)
     for row in p:
         joint = joint[..., None] * row
@@ -85,11 +85,11 @@ def product_law(p):
 @given(block=blocks(num_candidates=1))
 @example(block=(DISJOINT[0][:2], DISJOINT[1][:1]))
 @example(block=(EQUAL[0][:2], EQUAL[1][:1]))
-def test_one_step_emits_the_targets_law(verification, block):
+def test_one_step_emits_the_targets_distribution(verification, block):
     """Catches a wrong acceptance ratio or residual: min(p, q) + (p - q)+ must be p for every p and q."""
     p, q = block
     first = torch.zeros_like(p[0])
-    for (tokens, _), probability in block_law(p, q, VERIFICATIONS[verification]).items():
+    for (tokens, _), probability in block_distribution(p, q, VERIFICATIONS[verification]).items():
         first[tokens[0]] += probability
     torch.testing.assert_close(first, p[0], atol=1e-12, rtol=0)
 
@@ -99,11 +99,11 @@ def test_one_step_emits_the_targets_law(verification, block):
 @given(block=blocks())
 @example(block=DISJOINT)
 @example(block=EQUAL)
-def test_one_block_emits_the_targets_joint_law(verification, block):
+def test_one_block_emits_the_targets_joint_distribution(verification, block):
     """Catches an error that is exact for one draft token but not for several: block verification's carry and coins."""
     p, q = block
-    distribution = block_law(p, q, VERIFICATIONS[verification])
-    torch.testing.assert_close(completed(distribution, p), product_law(p), atol=1e-12, rtol=0)
+    distribution = block_distribution(p, q, VERIFICATIONS[verification])
+    torch.testing.assert_close(completed(distribution, p), product_distribution(p), atol=1e-12, rtol=0)
 
 
 @settings(max_examples=40)
@@ -114,7 +114,7 @@ def test_block_accepts_at_least_as_many_as_token_and_token_as_compare(block):
     """Catches a block rule that is exact but wastes draft tokens: the reason to have it is that it never does."""
     p, q = block
     means = [
-        sum(count * probability for (_, count), probability in block_law(p, q, verification).items())
+        sum(count * probability for (_, count), probability in block_distribution(p, q, verification).items())
         for verification in (CompareVerification(), TokenVerification(), BlockVerification())
     ]
     assert all(less <= more + 1e-12 for less, more in pairwise(means))
@@ -124,7 +124,7 @@ def test_block_accepts_more_than_token_where_it_should():
     """Catches block verification that quietly is token verification (the example of Sun et al. 2024, section 2)."""
     p, q = tensor([[1 / 3, 2 / 3]] * 3), tensor([[2 / 3, 1 / 3]] * 2)
     means = {
-        name: sum(count * probability for (_, count), probability in block_law(p, q, VERIFICATIONS[name]).items())
+        name: sum(count * probability for (_, count), probability in block_distribution(p, q, VERIFICATIONS[name]).items())
         for name in ("token", "block")
     }
     assert means == pytest.approx({"token": 10 / 9, "block": 11 / 9})
@@ -189,10 +189,10 @@ def test_greedy_verification(best, tokens, num_accepted, next_token):
 
 
 @pytest.mark.parametrize("verification", VERIFICATIONS)
-def test_no_candidates_means_one_draw_from_the_target(verification):
+def test_no_draft_tokens_means_one_draw_from_the_target(verification):
     """Catches an empty block that fails or is drawn from a residual."""
     p = tensor([[0.25, 0.0, 0.75]])
-    distribution = block_law(p, p[:0], VERIFICATIONS[verification])
+    distribution = block_distribution(p, p[:0], VERIFICATIONS[verification])
     assert distribution == pytest.approx({((0,), 0): 0.25, ((2,), 0): 0.75})
 
 

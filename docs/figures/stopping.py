@@ -26,7 +26,7 @@ def picture() -> Picture:
     best = optimum(rounds, costs)
     k = round(best.tally.num_drafted)
     worth = [ACCEPTANCE ** (n + 1) for n in range(MOST + 1)]
-    price = best.rate * costs.step_s(0)
+    price = best.rate * costs.added_s(0)
     speed = [rounds.tally(fixed(rounds, n)).speed_up(costs) for n in range(MOST + 1)]
     drawn = figure(f"One more draft token? Each is accepted with probability {ACCEPTANCE}, c = {C}", height=5.2)
     upper, lower = drawn.subplots(2)

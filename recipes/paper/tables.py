@@ -163,7 +163,7 @@ def block_tally(lines: list[dict], machine: Machine) -> Tally:
         i = prompts.index(line["prompt"])
         tokens[i] += line["num_tokens"]
         for k, a, n in line["rounds"]:
-            seconds[i] += n * costs.round_s(k)
+            seconds[i] += n * costs.step_s(k)
             steps, drafted, accepted = steps + n, drafted + n * k, accepted + n * a
     return Tally(
         tokens=tokens,

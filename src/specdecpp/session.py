@@ -258,7 +258,7 @@ class Session:
         if result.expected_s is not None:
             return result.expected_s
         num = result.num_drafted
-        return costs.round_s(num) + costs.switch_s * is_switch(self._num_before, num)
+        return costs.step_s(num) + costs.switch_s * is_switch(self._num_before, num)
 
     def _text_of(self, token: int) -> str:
         """The text a token releases; sets `finish_reason` where the answer ends with it."""

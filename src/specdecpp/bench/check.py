@@ -293,7 +293,7 @@ def best_speedup(costs: Costs, depths: Sequence[float]) -> float:
     """The speed-up in decoding of the best fixed length at other costs; what lies deeper is accepted as the last depth."""
     acceptance = np.array([*depths, *[depths[-1]] * MOST][:MOST])
     tokens = 1 + np.cumsum(np.cumprod(acceptance))
-    return float(max(1.0, *(tokens[k - 1] / costs.round_s(k) * costs.verify_s(1) for k in range(1, MOST + 1))))
+    return float(max(1.0, *(tokens[k - 1] / costs.step_s(k) * costs.verify_s(1) for k in range(1, MOST + 1))))
 
 
 class Checking:

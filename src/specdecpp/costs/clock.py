@@ -139,7 +139,7 @@ class CostClock:
     def _follow(self) -> bool:
         now, found = self.now, self._found()
         usual = (num for num, (count, *_) in self._drafted.items() if count > 1)
-        if any(abs(found.round_s(k) / now.round_s(k) - 1) > STEP for k in {0, 1, 2, *usual}):
+        if any(abs(found.step_s(k) / now.step_s(k) - 1) > STEP for k in {0, 1, 2, *usual}):
             self.now = found
         return self.now is found
 
@@ -214,4 +214,4 @@ def differ(before: Sequence[float], now: Sequence[float]) -> bool:
 
 def shares(costs: Costs) -> list[float]:
     """Steps of one, two and four draft tokens, in passes of the target alone, which a slower machine leaves as they are."""
-    return [costs.round_s(k) / costs.verify_s(1) for k in (1, 2, 4)]
+    return [costs.step_s(k) / costs.verify_s(1) for k in (1, 2, 4)]

@@ -28,7 +28,7 @@ class Costs:
 
     >>> Costs(draft_s=0.2, passes={1: 1.0, 5: 1.4}).verify_s(3)
     1.2
-    >>> Costs.relative(0.22).round_s(4)
+    >>> Costs.relative(0.22).step_s(4)
     1.88
     """
 
@@ -138,11 +138,11 @@ class Costs:
         """Seconds of that pass, with draft tokens the step's start included."""
         return self.pass_s(num_positions) + self.start_s * (num_positions > 1)
 
-    def round_s(self, num_drafted: int) -> float:
+    def step_s(self, num_drafted: int) -> float:
         """Seconds of a step with so many draft tokens, after steps of its like."""
         return self.draft_s * num_drafted + self.verify_s(num_drafted + 1)
 
-    def step_s(self, num_drafted: int) -> float:
+    def added_s(self, num_drafted: int) -> float:
         """Seconds that one more draft token adds to a step that has `num_drafted`: its draft step and the wider pass."""
         return self.draft_s + self.verify_s(num_drafted + 2) - self.verify_s(num_drafted + 1)
 
@@ -170,7 +170,7 @@ class Costs:
         >>> Costs.relative(0.22).best_length(0.8, range(21))
         4
         """
-        return max(lengths, key=lambda k: chain_tokens(acceptance, k) / self.round_s(k))
+        return max(lengths, key=lambda k: chain_tokens(acceptance, k) / self.step_s(k))
 
 
 def is_switch(before: int, now: int) -> bool:

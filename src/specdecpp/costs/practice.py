@@ -52,7 +52,7 @@ class Practised:
         """The step that the rule would have stopped after `num` draft tokens, at these costs."""
         accepted = min(self.num_accepted, num)
         overlaps = self.overlaps[: min(accepted + 1, num)]
-        return Practised(accepted, self.judged[:num], overlaps, expected_s=costs.round_s(num), costs=costs)
+        return Practised(accepted, self.judged[:num], overlaps, expected_s=costs.step_s(num), costs=costs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ class WithCopies(Around):
         rho = self.copies.rate(memory.copies, copied)
         tokens = sum(survivals(memory.copies.belief.score, estimates))
         reading_s = 0.0 if memory.is_behind else catch_up_s(costs)
-        worth = tokens - rho * (copied.round_s(len(estimates)) - target_s + reading_s)
+        worth = tokens - rho * (copied.step_s(len(estimates)) - target_s + reading_s)
         return worth > (gains.tokens - gains.num - rho * target_s * (gains.passes - gains.num)) / (gains.num + WEIGHT)
 
     def learn(self, memory: Both, outcome: "Outcome") -> Both:
@@ -152,13 +152,13 @@ class Either:
         found = propose(copied)
         if found[0].tokens and policy.prefers_copies(memory, found[0].judged, costs):
             (result,) = self._copying.run([replace(copied, found=found)])
-            result.expected_s, result.extra = copied_costs(costs).round_s(result.num_drafted), COPIED
+            result.expected_s, result.extra = copied_costs(costs).step_s(result.num_drafted), COPIED
             self._behind[plan.request] = True
             return result
         decision = plan.decision.of(policy.policy, memory.memory, plan.decision.rule)
         (result,) = self._host.run([Plan(model, plan.tokens, decision, costs, plan.wants_rows)])
         if self._behind.get(plan.request) and result.num_drafted:
-            result.expected_s = costs.round_s(result.num_drafted) + catch_up_s(costs)
+            result.expected_s = costs.step_s(result.num_drafted) + catch_up_s(costs)
             self._behind[plan.request] = False
         return result
 

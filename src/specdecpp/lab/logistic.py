@@ -109,7 +109,7 @@ class OnlineLogistic(HeadPolicy):
         assert draft.costs is not None, "the session gives costs to a policy that needs them"
         survival = list(accumulate((memory.chance(_logit_q(e), i) for i, e in enumerate(draft.judged)), lambda a, b: a * b))
         now, then = 1 + sum(survival), 1 + sum(survival) + survival[-1] * memory.mean
-        if then * draft.costs.round_s(k) > now * draft.costs.round_s(k + 1):
+        if then * draft.costs.step_s(k) > now * draft.costs.step_s(k + 1):
             return None
         return f"{then - now:.2f} more tokens take longer than the others"
 

@@ -37,7 +37,7 @@ class StepTally:
         return float(self.steps @ np.arange(len(self.steps)))
 
     def seconds(self, costs: Costs) -> float:
-        return float(self.steps @ [costs.round_s(k) for k in range(len(self.steps))])
+        return float(self.steps @ [costs.step_s(k) for k in range(len(self.steps))])
 
     def tokens_per_second(self, costs: Costs) -> float:
         return self.num_tokens / self.seconds(costs)
@@ -172,7 +172,7 @@ def plan_at(lattice: Lattice, costs: Costs, rate: float) -> Plan:
     plan, worth = [], np.zeros(len(lattice.layers[-1].state))
     for k in reversed(range(lattice.max_tokens)):
         layer, after = lattice.layers[k : k + 2]
-        surplus = after.expect(after.survival + worth, len(layer.state)) - rate * costs.step_s(k)
+        surplus = after.expect(after.survival + worth, len(layer.state)) - rate * costs.added_s(k)
         plan.append(surplus > 0)
         worth = np.maximum(surplus, 0)
     return tuple(reversed(plan))
@@ -219,7 +219,7 @@ def hindsight(lattice: Lattice, costs: Costs) -> StepTally:
         mass = layer.spread(mass)
         reaches.append(float(mass @ layer.survival))
     distribution = -np.diff([*reaches, 0.0])  # P(L = l), the last one P(L >= K)
-    tokens, seconds = np.arange(1.0, most + 2), np.array([costs.round_s(k) for k in range(most + 1)])
+    tokens, seconds = np.arange(1.0, most + 2), np.array([costs.step_s(k) for k in range(most + 1)])
 
     def best(rate: float) -> StepTally:
         value = tokens - rate * seconds

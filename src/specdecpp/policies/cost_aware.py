@@ -170,7 +170,7 @@ class CostAware(HeadPolicy):
         rho, tokens, best, most = self.rate(memory, costs), 0.0, 0, 0.0
         for num, survival in enumerate(survivals(memory.belief.score, estimates), 1):
             tokens += survival
-            if (value := tokens - rho * (costs.round_s(num) - costs.round_s(0))) > most:
+            if (value := tokens - rho * (costs.step_s(num) - costs.step_s(0))) > most:
                 best, most = num, value
         return max(best, min(self.min_tokens, len(estimates)))
 
@@ -274,7 +274,7 @@ def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tupl
     Later draft tokens of a plan are worth less than its first, so it can only pay where it costs less a draft token than every
     shorter one does: behind a step of the curve. Where that grows evenly there is none.
     """
-    seconds = [costs.round_s(num) for num in range(max_tokens + 1)]
+    seconds = [costs.step_s(num) for num in range(max_tokens + 1)]
     one_more = [after - before for before, after in pairwise(seconds)]
     longer = []
     for num, least in enumerate(one_more):
@@ -290,11 +290,11 @@ def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tupl
 def _prior(costs: Costs, acceptance: float, num_steps: int, max_tokens: int) -> tuple[float, float]:
     """(tokens, seconds) of the prior's steps: of the length that is best for a chain."""
     k = costs.best_length(acceptance, range(max_tokens + 1))
-    return num_steps * chain_tokens(acceptance, k), num_steps * costs.round_s(k)
+    return num_steps * chain_tokens(acceptance, k), num_steps * costs.step_s(k)
 
 
 @lru_cache(maxsize=256)
 def _gain(costs: Costs, acceptance: float, max_tokens: int) -> float:
     """Tokens that the best step with draft tokens brings a chain over the target alone."""
     k = costs.best_length(acceptance, range(1, max(max_tokens, 1) + 1))
-    return chain_tokens(acceptance, k) - costs.round_s(k) / costs.verify_s(1)
+    return chain_tokens(acceptance, k) - costs.step_s(k) / costs.verify_s(1)

@@ -33,7 +33,7 @@ class ReplayedStep(NamedTuple):
 
 def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:
     """expected_s, draft_s and verify_s of a step with 0..max_tokens draft tokens."""
-    return [(costs.round_s(k), costs.draft_s * k, costs.verify_s(k + 1)) for k in range(max_tokens + 1)]
+    return [(costs.step_s(k), costs.draft_s * k, costs.verify_s(k + 1)) for k in range(max_tokens + 1)]
 
 
 R = TypeVar("R", bound="Rates")
@@ -149,7 +149,7 @@ class Replayed(Rates):
 
     @property
     def seconds(self) -> Float[np.ndarray, " A"]:
-        each = [self.costs.round_s(k) for k in range(self.histogram.shape[1])]
+        each = [self.costs.step_s(k) for k in range(self.histogram.shape[1])]
         return self.histogram @ np.array(each) + self.costs.draft_s * self.dropped + self.costs.switch_s * self.switches
 
     @property

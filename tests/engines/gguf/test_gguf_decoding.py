@@ -92,7 +92,7 @@ def test_greedy_decoding_is_the_targets_own(rule: str, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", [TokenVerification(), BlockVerification(), CompareVerification()])
-def test_the_same_seed_gives_the_text_of_the_eager_runner(kind: Any, pair: Pair, eager: Pair) -> None:
+def test_the_same_seed_gives_the_text_of_the_eager_backend(kind: Any, pair: Pair, eager: Pair) -> None:
     """Catches p and q of other rows or positions, and coins that are drawn in another order: logits agree to 1e-4, so that
     of the 300 draws here hardly one in a hundred sets of seeds has one that falls between."""
     for seed, prompt in enumerate(PROMPTS[:3]):
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_text_of_the_eager_runner(kind: Any, pair: Pair,
             assert ours.judged == pytest.approx(theirs.judged, abs=1e-3)
 
 
-def test_the_law_of_two_tokens_is_the_targets(tiny_files: Path, tiny: Any) -> None:
+def test_the_distribution_of_two_tokens_is_the_targets(tiny_files: Path, tiny: Any) -> None:
     """Catches draft tokens that are accepted by the wrong ratio, with an int8 draft beside a float32 target: a chi-square test
     of 3,000 answers against the exact distribution of transformers. It fails by chance for one set of seeds in 10,000."""
     sampling, prompt, num = Sampling(temperature=2.0, top_k=4), [5, 9, 20], 3000

@@ -141,7 +141,7 @@ def test_a_pass_that_fails_leaves_the_cache_as_it_was(target: GGUFFile):
 # Contexts
 
 
-def test_runners_over_one_file_are_independent(target: GGUFFile):
+def test_backends_over_one_file_are_independent(target: GGUFFile):
     """Catches a shared cache, and one that holds what another request left in it."""
     one = LlamaCppModel(target).new_cache()
     expected = one.extend(ids_of(30), rows=1)[0]
@@ -183,7 +183,7 @@ def test_no_more_contexts_are_kept_than_a_few(long: GGUFFile):
     assert len(long.idle) == len([context for context in contexts if context() is not None]) == 8
 
 
-def test_a_file_goes_with_its_last_runner(tiny_files: Path):
+def test_a_file_goes_with_its_last_backend(tiny_files: Path):
     """Catches weights and contexts that stay in memory, and a context that is given back after its file is gone."""
     file = GGUFFile(tiny_files / "target.gguf")
     backend, gone = LlamaCppModel(file).new_cache(), weakref.ref(file)
@@ -197,7 +197,7 @@ def test_a_file_goes_with_its_last_runner(tiny_files: Path):
     assert context() is None
 
 
-def test_threads_may_use_runners_over_one_file(long: GGUFFile):
+def test_threads_may_use_backends_over_one_file(long: GGUFFile):
     """Catches two threads that take the same idle context, and passes that mix."""
     texts = [ids_of(40, seed=seed) for seed in range(8)]
     expected = [LlamaCppModel(long).new_cache().extend(text, rows=1)[0] for text in texts]

@@ -257,7 +257,7 @@ class Judged:
 
 @pytest.mark.parametrize("num", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["token", "block", "compare"])
-def test_the_law_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
+def test_the_distribution_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
     """Catches a wrong coin, row, residual or bonus, and padding that is read: integrated over the uniforms, within 1e-6 (the
     kernels' exponentials)."""
     judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}[kind]

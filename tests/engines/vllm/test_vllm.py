@@ -88,7 +88,7 @@ def test_draft_tokens_are_those_of_the_draft_whatever_happened_before(graphs: bo
         assert len(r.tokens) > r.num_prompt + 4
 
 
-def test_a_round_of_no_length_costs_nothing(draft: Table, target: Table) -> None:
+def test_a_step_of_no_length_costs_nothing(draft: Table, target: Table) -> None:
     """Catches a pass, or an upload, where nothing is drafted: vLLM's own drafts read along."""
     found = world(draft, target)
     found.add("a", [1, 2, 3])
