@@ -26,7 +26,7 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.training import shards
 from specdecpp.training.labels import Record
-from specdecpp.training.measures import Auroc, auroc, auroc_over_answers, brier, ece, kl, log_loss, reliability
+from specdecpp.training.measures import Auroc, auroc, auroc_over_answers, brier, ece, kl
 from specdecpp.training.scores import Judged, head_logits, log_q, minus_entropy
 from specdecpp.training.steps import Fold, Steps, steps
 
@@ -162,38 +162,27 @@ def figures(
     values: dict[str, Any] = {"num_answers": len(judged), "evidence": ", ".join(sorted({j.source for j in judged}))}
     token = _Points.joined(judged, [j.score for j in judged], is_probability=is_probability)
     values |= {"num_labels": len(token.label), "auroc_token": auroc(token.score, token.label, token.weight)}
-    values |= token.calibration("token") | {"kl": token.measure(kl), "bins_token": token.bins()}
+    values |= {"ece_token": token.measure(ece), "brier_token": token.measure(brier), "kl": token.measure(kl)}
     steps = _Points.joined(played, products, is_probability=is_probability) if played else None
     product = None if steps is None else auroc_over_answers(steps.score, steps.label, steps.weight, steps.answer)
     if steps is None or product is None:
         return Figures(values=values | dict.fromkeys(PRODUCT_FIGURES), product=None)
     values |= {"auroc_product": product.value, "auroc_product_error": product.error}
-    values["auroc_product_by_depth"] = steps.by_depth(auroc, steps.score)
-    values |= steps.calibration("product") | {"log_loss_product": steps.measure(log_loss), "bins_product": steps.bins()}
+    values |= {"ece_product": steps.measure(ece), "brier_product": steps.measure(brier)}
     return Figures(values=values, product=product)
 
 
-PRODUCT_FIGURES = (
-    "auroc_product",
-    "auroc_product_error",
-    "auroc_product_by_depth",
-    "ece_product",
-    "ece_product_by_depth",
-    "brier_product",
-    "log_loss_product",
-    "bins_product",
-)
+PRODUCT_FIGURES = ("auroc_product", "auroc_product_error", "ece_product", "brier_product")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Points:
-    """Scored points with their labels, weights, depths and answers; p is None where the score is no probability."""
+    """Scored points with their labels, weights and answers; p is None where the score is no probability."""
 
     score: Float[np.ndarray, " N"]
     p: Float[np.ndarray, " N"] | None
     label: Float[np.ndarray, " N"]
     weight: Float[np.ndarray, " N"]
-    depth: Int[np.ndarray, " N"]
     answer: Int[np.ndarray, " N"]
 
     @classmethod
@@ -202,30 +191,13 @@ class _Points:
     ) -> "_Points":
         """The points of all answers, in order."""
         score = np.concatenate(scores)
-        label, weight, depth = (np.concatenate([getattr(of, name) for of in parts]) for name in ("label", "weight", "depth"))
+        label, weight = (np.concatenate([getattr(of, name) for of in parts]) for name in ("label", "weight"))
         answer = np.repeat(np.arange(len(parts)), [len(of.label) for of in parts])
         p = np.exp(score) if is_probability else None
-        return cls(score=score, p=p, label=label, weight=weight, depth=depth, answer=answer)
+        return cls(score=score, p=p, label=label, weight=weight, answer=answer)
 
     def measure(self, measure: Measure) -> float | None:
         return None if self.p is None else measure(self.p, self.label, self.weight)
-
-    def by_depth(self, measure: Measure, values: np.ndarray | None) -> list[float | None] | None:
-        """The measure at depth 1, 2, ..."""
-        if values is None:
-            return None
-        groups = [self.depth == k for k in range(1, int(self.depth.max(initial=0)) + 1)]
-        return [_known(measure(values[at], self.label[at], self.weight[at])) for at in groups]
-
-    def calibration(self, of: str) -> dict[str, Any]:
-        return {
-            f"ece_{of}": self.measure(ece),
-            f"ece_{of}_by_depth": self.by_depth(ece, self.p),
-            f"brier_{of}": self.measure(brier),
-        }
-
-    def bins(self) -> dict[str, list[float]] | None:
-        return None if self.p is None else reliability(self.p, self.label, self.weight).to_lists()
 
 
 class _Answers:
