@@ -85,40 +85,24 @@ def evaluate(
     return {source: answers.figures() for source, answers in sources.items()}
 
 
-def labels_for(
-    heads: Iterable[AcceptanceHead], folder: Path | str, *, split: str | None = None, same_sampling: bool = False
-) -> Iterator[Record]:
+def labels_for(heads: Iterable[AcceptanceHead], folder: Path | str) -> Iterator[Record]:
     """The records of a collection, once it is clear that they are about the pair these heads were made for.
 
-    `same_sampling` asks for the sampling parameters of the cards too. Raises `DataError` for labels that do not belong to a
-    head or that lack the split, `HeadError` for a head of another width.
+    Raises `DataError` for labels that do not belong to a head, `HeadError` for a head of another width.
     """
-    heads, recorded = list(heads), shards.about(folder)
+    heads, pair = list(heads), shards.about(folder).get("pair", {})
     for card in (head.card for head in heads):
         for role in ("target", "draft"):
-            made_for, given = getattr(card, role), recorded.get("pair", {}).get(role)
+            made_for, given = getattr(card, role), pair.get(role)
             if None not in (made_for, given) and made_for != given:
                 raise DataError(
                     f"the labels in {folder} are of another {role}: {shards.COLLECTION} says {given}, the head's card "
                     f"{made_for}. Name the labels of the pair that the head was made for."
                 )
-        given = recorded.get("sampling")
-        if same_sampling and None not in (card.sampling, given) and card.sampling != given:
-            raise DataError(
-                f"the labels in {folder} are for the sampling parameters {given}, the head's card says {card.sampling}. "
-                "Acceptance differs between them: name labels that were made for those of the card."
-            )
-    found = set()
     for record in shards.read(folder):
-        found.add(record.split)
-        if split is None or record.split == split:
-            for head in heads:
-                head.check(hidden_size=record.states.shape[1])
-            yield record
-    if split is not None and split not in found:
-        raise DataError(
-            f"the labels in {folder} have no split {split}, only {', '.join(sorted(found))}. Name one with --split."
-        )
+        for head in heads:
+            head.check(hidden_size=record.states.shape[1])
+        yield record
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
