@@ -20,11 +20,9 @@ from specdecpp.sampling import Sampling
 from specdecpp.training.evaluate import Figures, figures, log_probabilities
 from specdecpp.training.labels import Record
 from specdecpp.training.live import Heard, listen
-from specdecpp.training.measures import Points, auroc, brier, ece, kl
+from specdecpp.training.measures import Points
 from specdecpp.training.scores import Judged, head_logits
 from specdecpp.training.steps import Steps, steps
-
-__all__ = ["auroc", "brier", "calibrate_head", "calibrate_live", "calibrated", "ece", "kl"]
 
 STAGES = ("raw", "debiased", "calibrated")
 GREEDY = "calibration_greedy"
@@ -63,8 +61,7 @@ def calibrated(logit: Points, label: Points, *, rejection_weight: float = 1.0, w
 def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> AcceptanceHead:
     """The head with its calibration fitted on these records, which it must not have been trained on.
 
-    The card's notes get `calibration`: the figures of `evaluate.figures` raw, de-biased and calibrated. Whether each depth
-    wants a temperature of its own can be read off `ece_token_by_depth` and `ece_product_by_depth`.
+    The card's notes get `calibration`: the figures of `evaluate.figures` raw, de-biased and calibrated.
 
     Raises `DataError` without records, or where a lagged head finds no states to read.
 

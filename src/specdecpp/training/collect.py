@@ -171,9 +171,8 @@ def _trial_s(pair: Pair, work: ShardWork, groups: Sequence[Sequence[Question]]) 
     batch = groups[0][-work.plan.batch :]
     num_batches = sum(map(len, groups)) / len(batch)
     times = [perf_counter()]
-    answers = jobs.answer_all(
-        pair, jobs.trial(work, max_tokens=_TRIAL_TOKENS), 0, batch, tick=lambda num_tokens: times.append(perf_counter())
-    )
+    short = replace(work, plan=replace(work.plan, max_tokens=_TRIAL_TOKENS))
+    answers = jobs.answer_all(pair, short, 0, batch, tick=lambda num_tokens: times.append(perf_counter()))
     started = perf_counter()
     jobs.label_all(pair, work, answers, 0)
     label_s = perf_counter() - started

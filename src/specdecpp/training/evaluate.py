@@ -26,7 +26,7 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.training import shards
 from specdecpp.training.labels import Record
-from specdecpp.training.measures import Auroc, auroc, auroc_over_answers, brier, ece, kl, log_loss, reliability
+from specdecpp.training.measures import Auroc, auroc, auroc_over_answers, brier, ece, kl
 from specdecpp.training.scores import Judged, head_logits, log_q, minus_entropy
 from specdecpp.training.steps import Fold, Steps, steps
 
@@ -85,40 +85,24 @@ def evaluate(
     return {source: answers.figures() for source, answers in sources.items()}
 
 
-def labels_for(
-    heads: Iterable[AcceptanceHead], folder: Path | str, *, split: str | None = None, same_sampling: bool = False
-) -> Iterator[Record]:
+def labels_for(heads: Iterable[AcceptanceHead], folder: Path | str) -> Iterator[Record]:
     """The records of a collection, once it is clear that they are about the pair these heads were made for.
 
-    `same_sampling` asks for the sampling parameters of the cards too. Raises `DataError` for labels that do not belong to a
-    head or that lack the split, `HeadError` for a head of another width.
+    Raises `DataError` for labels that do not belong to a head, `HeadError` for a head of another width.
     """
-    heads, recorded = list(heads), shards.about(folder)
+    heads, pair = list(heads), shards.about(folder).get("pair", {})
     for card in (head.card for head in heads):
         for role in ("target", "draft"):
-            made_for, given = getattr(card, role), recorded.get("pair", {}).get(role)
+            made_for, given = getattr(card, role), pair.get(role)
             if None not in (made_for, given) and made_for != given:
                 raise DataError(
                     f"the labels in {folder} are of another {role}: {shards.COLLECTION} says {given}, the head's card "
                     f"{made_for}. Name the labels of the pair that the head was made for."
                 )
-        given = recorded.get("sampling")
-        if same_sampling and None not in (card.sampling, given) and card.sampling != given:
-            raise DataError(
-                f"the labels in {folder} are for the sampling parameters {given}, the head's card says {card.sampling}. "
-                "Acceptance differs between them: name labels that were made for those of the card."
-            )
-    found = set()
     for record in shards.read(folder):
-        found.add(record.split)
-        if split is None or record.split == split:
-            for head in heads:
-                head.check(hidden_size=record.states.shape[1])
-            yield record
-    if split is not None and split not in found:
-        raise DataError(
-            f"the labels in {folder} have no split {split}, only {', '.join(sorted(found))}. Name one with --split."
-        )
+        for head in heads:
+            head.check(hidden_size=record.states.shape[1])
+        yield record
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
@@ -162,38 +146,27 @@ def figures(
     values: dict[str, Any] = {"num_answers": len(judged), "evidence": ", ".join(sorted({j.source for j in judged}))}
     token = _Points.joined(judged, [j.score for j in judged], is_probability=is_probability)
     values |= {"num_labels": len(token.label), "auroc_token": auroc(token.score, token.label, token.weight)}
-    values |= token.calibration("token") | {"kl": token.measure(kl), "bins_token": token.bins()}
+    values |= {"ece_token": token.measure(ece), "brier_token": token.measure(brier), "kl": token.measure(kl)}
     steps = _Points.joined(played, products, is_probability=is_probability) if played else None
     product = None if steps is None else auroc_over_answers(steps.score, steps.label, steps.weight, steps.answer)
     if steps is None or product is None:
         return Figures(values=values | dict.fromkeys(PRODUCT_FIGURES), product=None)
     values |= {"auroc_product": product.value, "auroc_product_error": product.error}
-    values["auroc_product_by_depth"] = steps.by_depth(auroc, steps.score)
-    values |= steps.calibration("product") | {"log_loss_product": steps.measure(log_loss), "bins_product": steps.bins()}
+    values |= {"ece_product": steps.measure(ece), "brier_product": steps.measure(brier)}
     return Figures(values=values, product=product)
 
 
-PRODUCT_FIGURES = (
-    "auroc_product",
-    "auroc_product_error",
-    "auroc_product_by_depth",
-    "ece_product",
-    "ece_product_by_depth",
-    "brier_product",
-    "log_loss_product",
-    "bins_product",
-)
+PRODUCT_FIGURES = ("auroc_product", "auroc_product_error", "ece_product", "brier_product")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Points:
-    """Scored points with their labels, weights, depths and answers; p is None where the score is no probability."""
+    """Scored points with their labels, weights and answers; p is None where the score is no probability."""
 
     score: Float[np.ndarray, " N"]
     p: Float[np.ndarray, " N"] | None
     label: Float[np.ndarray, " N"]
     weight: Float[np.ndarray, " N"]
-    depth: Int[np.ndarray, " N"]
     answer: Int[np.ndarray, " N"]
 
     @classmethod
@@ -202,30 +175,13 @@ class _Points:
     ) -> "_Points":
         """The points of all answers, in order."""
         score = np.concatenate(scores)
-        label, weight, depth = (np.concatenate([getattr(of, name) for of in parts]) for name in ("label", "weight", "depth"))
+        label, weight = (np.concatenate([getattr(of, name) for of in parts]) for name in ("label", "weight"))
         answer = np.repeat(np.arange(len(parts)), [len(of.label) for of in parts])
         p = np.exp(score) if is_probability else None
-        return cls(score=score, p=p, label=label, weight=weight, depth=depth, answer=answer)
+        return cls(score=score, p=p, label=label, weight=weight, answer=answer)
 
     def measure(self, measure: Measure) -> float | None:
         return None if self.p is None else measure(self.p, self.label, self.weight)
-
-    def by_depth(self, measure: Measure, values: np.ndarray | None) -> list[float | None] | None:
-        """The measure at depth 1, 2, ..."""
-        if values is None:
-            return None
-        groups = [self.depth == k for k in range(1, int(self.depth.max(initial=0)) + 1)]
-        return [_known(measure(values[at], self.label[at], self.weight[at])) for at in groups]
-
-    def calibration(self, of: str) -> dict[str, Any]:
-        return {
-            f"ece_{of}": self.measure(ece),
-            f"ece_{of}_by_depth": self.by_depth(ece, self.p),
-            f"brier_{of}": self.measure(brier),
-        }
-
-    def bins(self) -> dict[str, list[float]] | None:
-        return None if self.p is None else reliability(self.p, self.label, self.weight).to_lists()
 
 
 class _Answers:

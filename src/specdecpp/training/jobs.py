@@ -1,7 +1,7 @@
 """The work of one shard: a fixed group of prompts, answered and labelled. The same bytes in whichever process it is done."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -140,11 +140,6 @@ def label_all(pair: Pair, work: ShardWork, answers: Sequence[Sampled], index: in
         how = work.labelling(has_branches=wanted)
         records |= zip(chosen, label(target, draft, [answers[i] for i in chosen], how, generator), strict=True)
     return [records[i] for i in range(len(answers))]
-
-
-def trial(work: ShardWork, *, max_tokens: int) -> ShardWork:
-    """Work with shorter answers."""
-    return replace(work, plan=replace(work.plan, max_tokens=max_tokens))
 
 
 def _generator(seed: int, index: int, stream: int, device: torch.device) -> torch.Generator:

@@ -46,7 +46,7 @@ class Heard:
         """A point for each draft token, weighted by the probability that all before it are accepted."""
         before = np.concatenate([[1.0], self._along(np.multiply, self.label)])[: len(self.label)]
         weight = np.where(self.depth == 1, 1.0, before)
-        return Judged(score=self.score, label=self.label, weight=weight, depth=self.depth, source="live")
+        return Judged(score=self.score, label=self.label, weight=weight, source="live")
 
     def per_step(self, log_probability: Float[np.ndarray, " T"]) -> Judged:
         """A point for each step as far as it had come at each draft token: whether all so far are accepted."""
@@ -54,7 +54,6 @@ class Heard:
             score=self._along(np.add, log_probability),
             label=self._along(np.multiply, self.label),
             weight=np.ones_like(self.label),
-            depth=self.depth,
             source="live",
         )
 

@@ -6,9 +6,7 @@ Points have weights (none: 1 each), and everything is float64. What does not exi
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -113,10 +111,6 @@ class Reliability:
 
     def to_lists(self) -> dict[str, list[float]]:
         return {name: np.round(getattr(self, name), 5).tolist() for name in ("share", "probability", "label")}
-
-    @classmethod
-    def from_lists(cls, lists: Mapping[str, Any]) -> "Reliability":
-        return cls(**{name: np.asarray(values, float) for name, values in lists.items()})
 
 
 def reliability(probability: Points, label: Points, weight: Points | None = None, *, num_bins: int = NUM_BINS) -> Reliability:

@@ -53,7 +53,6 @@ class Judged:
     score: Float[np.ndarray, " T"]
     label: Float[np.ndarray, " T"]
     weight: Float[np.ndarray, " T"]
-    depth: Int[np.ndarray, " T"]
     source: Source
     answer: Float[np.ndarray, "N K"] | None = None
     branch: Float[np.ndarray, "N K K"] | None = None
@@ -68,7 +67,9 @@ class Judged:
         return replace(self, answer=None, branch=None)
 
 
-def head_logits(head: AcceptanceHead, record: Record, *, sources: Sequence[Source] = ("leaf", "mixed")) -> Judged:
+def head_logits(
+    head: AcceptanceHead, record: Record, *, sources: Sequence[Literal["leaf", "mixed"]] = ("leaf", "mixed")
+) -> Judged:
     """Raw logits of a head. A lagged one takes the first of `sources` that the record has.
 
     Raises `DataError` when it has none of them.
@@ -145,12 +146,11 @@ def branch_evidence(record: Record, *, is_ahead: bool) -> ScoreInputs:
     )
 
 
-def _source(head: AcceptanceHead, record: Record, sources: Sequence[Source]) -> Source:
+def _source(head: AcceptanceHead, record: Record, sources: Sequence[Literal["leaf", "mixed"]]) -> Source:
     if head.card.form == "look_ahead":
         return "clean"
-    has = {"leaf": record.leaf is not None, "mixed": record.mixed is not None}
     for source in sources:
-        if has.get(source):
+        if getattr(record, source) is not None:
             return source
     raise DataError(
         f"a lagged head reads the state at the draft token, and the labels of {record.source} have no such states: neither "
@@ -159,14 +159,14 @@ def _source(head: AcceptanceHead, record: Record, sources: Sequence[Source]) -> 
 
 
 def _token_logits(head: AcceptanceHead, record: Record, source: Source) -> dict[str, np.ndarray]:
-    """score, label, weight and depth of the points per token."""
+    """score, label and weight of the points per token."""
     evidence = token_evidence(record, source)
     label, depth = record.accept, record.depth[:, None].expand_as(record.candidate)
     if source != "clean":
         kept = slice(None) if source == "leaf" or record.is_mixed is None else record.is_mixed
         label, depth = label[kept, 0], depth[kept, 0]
     score = logits(head, evidence, depth).ravel()
-    return {"score": score, "label": _flat(label), "weight": np.ones_like(score), "depth": depth.reshape(-1).numpy()}
+    return {"score": score, "label": _flat(label), "weight": np.ones_like(score)}
 
 
 def _step_logits(head: AcceptanceHead, record: Record, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +190,6 @@ def _step_logits(head: AcceptanceHead, record: Record, length: int) -> tuple[np.
 def _free(record: Record, drawn: Tensor, answer: Tensor, branch: Tensor | None) -> Judged:
     """A score that is read off the record: all drawn draft tokens, the same at every depth."""
     score = _flat(drawn)
-    depth = record.depth[:, None].expand_as(drawn).reshape(-1).numpy()
     wide = None, None
     if branch is not None:
         length = min(LENGTH, branch.shape[1])
@@ -201,7 +200,6 @@ def _free(record: Record, drawn: Tensor, answer: Tensor, branch: Tensor | None) 
         score=score,
         label=_flat(record.accept),
         weight=np.ones_like(score),
-        depth=depth,
         source="clean",
         answer=wide[0],
         branch=wide[1],
