@@ -7,6 +7,7 @@ an editable installation, nothing is added, and the wheel is for every system: t
 """
 
 import importlib.util
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,27 +23,35 @@ class CompiledCode(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         compilation = _compilation(Path(self.root))
-        target = None if version == "editable" else compilation.answer("-dumpmachine")
-        if target is None or "linux" not in target:
+        target = "" if version == "editable" else _machine(compilation.compiler())
+        if "linux" not in target:
             return
         machine = target.partition("-")[0]
         self._folder = tempfile.TemporaryDirectory(prefix="specdecpp-")
-        glibc, of = compilation.OLDEST_GLIBC, compilation.digest()
+        glibc, of = 17, compilation.digest()
         for level in (level for level, (kind, _) in compilation.LEVELS.items() if kind == machine):
             path = Path(self._folder.name) / "native.so"
             if reason := compilation.compiled(path, *compilation.flags_of(level), *compilation.PORTABLE):
                 print(f"specdecpp: the wheel goes without code for {level}: {reason}", file=sys.stderr)  # noqa: T201
                 continue
-            glibc = max(glibc, compilation.needs(path))
+            glibc = max(glibc, compilation.glibc(path))
             name = compilation.named(level, of, path.read_bytes())
             path = path.rename(path.with_name(name))
             build_data["force_include"][str(path)] = f"{PACKAGE}/shipped/{name}"
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-manylinux_{glibc[0]}_{glibc[1]}_{machine}"
+            build_data["tag"] = f"py3-none-manylinux_2_{glibc}_{machine}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if hasattr(self, "_folder"):
             self._folder.cleanup()
+
+
+def _machine(compiler: tuple[str, ...] | None) -> str:
+    """The machine that a compiler makes code for; empty without a compiler that answers."""
+    try:
+        return subprocess.run([*(compiler or ()), "-dumpmachine"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _compilation(root: Path) -> Any:

@@ -19,7 +19,7 @@ import transformers
 
 import specdecpp as sd
 from specdecpp.backends import Cache
-from specdecpp.loading.models import KINDS
+from specdecpp.backends.engines import BACKENDS
 
 CONTEXT, ROWS, WARM_UP = 128, (1, 2, 3, 4, 5, 6, 8, 12), 5
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
-    for kind in KINDS:
+    for kind in BACKENDS:
         try:
             pair = sd.load_pair(backend=kind)
         except sd.BackendError as error:

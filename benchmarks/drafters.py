@@ -35,7 +35,7 @@ from specdecpp.decoder import default_policy, encode
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.lab import WithCopies
 from specdecpp.loading import gguf_writing, shipped
-from specdecpp.loading.gguf_reading import GGUFSource
+from specdecpp.loading.gguf import GGUF
 from specdecpp.policies import Fixed
 from specdecpp.replay.intervals import ratio_of_ratios
 from specdecpp.training.prompts import Source, gather
@@ -185,7 +185,7 @@ def others_of(file: Path) -> dict[tuple[str, float], dict[str, list[float]]]:
 def same_weights(pair: sd.Pair, target: Path) -> tuple[Any, Path]:
     """The target as a model of transformers in float32, and as a GGUF file."""
     if target.suffix == ".gguf":
-        return GGUFSource(target).model().eval(), target
+        return GGUF(target).model, target
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()

@@ -38,7 +38,6 @@ from specdecpp.decoder import encode
 from specdecpp.head import Calibration, HeadCard
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_reading import GGUFSource
 from specdecpp.loading.gguf_writing import cut
 from specdecpp.policies import Costs
 from specdecpp.policy_spec import KINDS, WRAPPERS, parse_policy
@@ -93,8 +92,8 @@ class Formats:
         self._pairs = {name: self.pairs(name)}
 
     def _write(self, path: Path, name: str) -> None:
-        model, tokenizer = GGUFSource(self._file).model(), GGUF(self._file).tokenizer()
-        gguf_writing.write(model, tokenizer, path, precision=gguf_writing.Precision(name), name=name)
+        file = GGUF(self._file)
+        gguf_writing.write(file.model, file.tokenizer(), path, precision=gguf_writing.Precision(name), name=name)
 
     def _quantise(self, path: Path, kind: int) -> None:
         import llama_cpp  # pyright: ignore[reportMissingImports]

@@ -33,7 +33,7 @@ from specdecpp.bench.contest import in_turn
 from specdecpp.decoder import run
 from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, OptTree, Tree, TreePolicy, Widths
 from specdecpp.lab.trees.recorded import recorded
-from specdecpp.lab.trees.replay import TreePlayer, TreesReplayed, replay_trees
+from specdecpp.lab.trees.replay import TreesReplayed, played, replay_trees
 from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.replay.intervals import ratio_of_ratios
 from specdecpp.replay.replay import replay
@@ -90,9 +90,7 @@ def classifier(answers: Sequence[Any]) -> tuple[float, float, float, float]:
     rows, accepted = [], []
     for i, distributions in enumerate(answers):
         seen.clear()
-        steps = list(
-            TreePlayer(distributions, Noting(widths=(4, 2, 1, 1)), flat(0.22)).steps(streams(i, draw=distributions.draw)[0])
-        )
+        steps = list(played(distributions, Noting(widths=(4, 2, 1, 1)), flat(0.22), streams(i, draw=distributions.draw)[0]))
         drawn = [r.extra for r in steps if r.extra is not None and r.extra.tokens]
         for tree, grown in zip(seen, drawn, strict=True):
             for node, parent in enumerate(grown.parents):

@@ -36,7 +36,7 @@ def backends(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Ite
     """Each kind with each number of threads, holding the context; says why one is missing."""
     model = GGUF(name) if is_gguf(name) else Checkpoint(name, dtype=dtype, device=None, device_map=None)
     for kind in kinds:
-        if reason := model.refusals[kind]:
+        if reason := model.refusal(kind):
             print(f"without {kind}: {reason}")
             continue
         for n in threads:

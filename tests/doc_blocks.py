@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-COMMANDS = ("specdecpp", "python", "make", "pip", "vllm", "ray", "ip", "scp", "export")
+COMMANDS = ("specdecpp", "python", "make", "pip", "vllm", "ip", "scp", "export")
 SHELLS = ("console", "shell", "sh", "bash")
 _FENCE = re.compile(r"^( *)```(\w*)\s*$")
 _NEEDS = re.compile(r"<!-- needs: (.+?) -->\s*$")

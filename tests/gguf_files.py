@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 from transformers import AutoTokenizer
 
 from specdecpp.loading.gguf_header import Header
 from specdecpp.loading.gguf_reading import Stored
-from specdecpp.loading.gguf_writing import Precision, write
+from specdecpp.loading.gguf_writing import Precision, new_file, write
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.loading.tokenizers import load_tokenizer
@@ -46,26 +45,11 @@ def rewritten(source: Path, path: Path, *, change: Change) -> Path:
     tensors = {name: Stored(info.kind, info.shape, info.data) for name, info in header.tensors.items()}
     both = {"values": dict(header.values), "tensors": tensors}
     change(both)
-    values, tensors = both.values()
-    architecture = values.pop("general.architecture", b"llama")
-    writer = gguf.GGUFWriter(path, str(architecture, "utf-8"))
-    for key, value in values.items():
-        add(writer, key, value)
-    for name, stored in tensors.items():
-        kind = gguf.GGMLQuantizationType[stored.kind]
-        writer.add_tensor_info(name, stored.shape, np.dtype(np.float32), stored.data.nbytes, raw_dtype=kind)
-    end(writer)
-    for stored in tensors.values():
-        writer.write_tensor_data(np.ascontiguousarray(stored.data))
-    writer.close()
+    architecture = str(both["values"].pop("general.architecture", b"llama"), "utf-8")
+    with new_file(path, architecture, both["tensors"]) as writer:
+        for key, value in both["values"].items():
+            add(writer, key, value)
     return path
-
-
-def end(writer: gguf.GGUFWriter) -> None:
-    """Write all that comes before the tensors' bytes."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
 
 
 def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -17,6 +17,7 @@ SRC = ROOT / "src" / "specdecpp"
 CODE = {".py", ".h", ".cpp", ".js"}
 CORE = ("policies", "costs", "drafters", "head")
 OUTER = ("lab", "serving", "training", "distillation", "bench", "report", "cli", "integrations", "replay")
+BACKENDS = ("eager", "lean", "native", "graphs", "llama_cpp")
 BAD_STARTS = ("Of", "Whether", "What", "As", "That", "The same")
 
 
@@ -70,15 +71,36 @@ def imported(tree: ast.Module) -> set[str]:
 
 
 def wrong_imports() -> list[str]:
-    """Files outside lab that import lab, and files of the core that import serving, training and the like."""
+    """Files outside lab that import lab, and files of the core that import a backend by name, serving, training and others."""
     wrong = []
     for path, tree in trees():
-        rooms = {name.split(".")[1] for name in imported(tree) if "." in name}
-        forbidden = set(OUTER) if is_core(path) and path.stem not in ("__main__", "__init__") else {"lab"}
         if room(path) == "lab":
             continue
-        wrong += [f"{path.relative_to(SRC)} imports {name}" for name in sorted(rooms & forbidden)]
+        names = imported(tree)
+        forbidden = {"specdecpp.lab"}
+        if is_core(path) and path.stem not in ("__main__", "__init__"):
+            forbidden |= {f"specdecpp.{room}" for room in OUTER} | {f"specdecpp.backends.{backend}" for backend in BACKENDS}
+        found = {one for one in forbidden for name in names if name == one or name.startswith(f"{one}.")}
+        wrong += [f"{path.relative_to(SRC)} imports {name}" for name in sorted(found)]
     return wrong
+
+
+def circles() -> list[str]:
+    """Modules that import each other when they are loaded: what can be sorted no further."""
+    modules = {module_of(path) for path in sources() if path.suffix == ".py"}
+    needs = {}
+    for path, tree in trees():
+        at_load = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+        named = {(node.module, f"{node.module}.{name.name}") for node in at_load for name in node.names}
+        needs[module_of(path)] = {full if full in modules else module for module, full in named if module in modules}
+    while free := [name for name, needed in needs.items() if not needed & needs.keys()]:
+        for name in free:
+            del needs[name]
+    return sorted(needs)
+
+
+def module_of(path: Path) -> str:
+    return ".".join(["specdecpp", *path.relative_to(SRC).with_suffix("").parts]).removesuffix(".__init__")
 
 
 def docstrings() -> Iterator[str]:
@@ -121,6 +143,7 @@ def bars() -> list[Bar]:
         Bar("lines of CHANGELOG", len(lines([ROOT / "CHANGELOG.md"])), 80, 80),
         Bar("lines of LOG", len(lines([ROOT / "LOG.md"])), 300, 300),
         Bar("imports against the order of rooms", len(wrong_imports()), 0, 0),
+        Bar("modules that import each other", len(circles()), 0, 0),
         Bar("class names that stand twice", len(doubled_classes()), 0, 0),
         Bar("public names", public_names(), 20, 20),
         Bar("docstrings that begin with no noun or verb", sum(text.startswith(BAD_STARTS) for text in docstrings()), 40, 40),
@@ -136,7 +159,7 @@ def main() -> int:
     density = len(code) / len(lines(sources()))
     print(f"median line {median(map(len, code)):.0f} characters; lines that are not empty: {density:.0%}")
     if "-v" in sys.argv:
-        print(*wrong_imports(), *doubled_classes(), sep="\n")
+        print(*wrong_imports(), *circles(), *doubled_classes(), sep="\n")
         print(*(f"{path.relative_to(SRC)}: {len(lines([path]))}" for path in sources() if len(lines([path])) > 400), sep="\n")
     return 0 if all(bar.is_kept for bar in found) else 1
 

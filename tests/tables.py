@@ -111,6 +111,10 @@ class Recording:
                 for more, p in self._branches(after, self._distributions(after)[1], num - 1):
                     yield (token, *more), chance * p
 
+    def _overlap(self, context: Text) -> float:
+        """1 - TV(p, q)."""
+        return sum(map(min, *self._distributions(context)))
+
     def _distributions(self, context: Text) -> tuple[list[float], list[float]]:
         r = self.request
         return self._sampled(r.target.distribution(context)).tolist(), self._sampled(r.draft.distribution(context)).tolist()
@@ -124,16 +128,18 @@ class Recording:
         rows = [self._row((*self.request.prompt, *text[:i]), text[i], b or ()) for i, b in enumerate(branches)]
         lengths = np.array([len(b or ()) for b in branches])
         opinions = {(head, True): Opinion(accept=np.stack([row[h] for row in rows])) for h, head in enumerate(self.heads)}
-        return Trace(
+        made = Trace(
             **{name: np.stack([row[name] for row in rows]) for name in NAMES},
             odds=np.array([float(b is None) for b in branches]),
-            overlap=np.zeros(len(text)),
+            overlap=np.array([self._overlap((*self.request.prompt, *text[:i])) for i in range(len(text))]),
             branch_length=lengths,
             is_closed=np.array([bool(b) and b[-1] in self.request.ends for b in branches], dtype=bool),
             is_ended=text[-1] in self.request.ends,
             num_places=self.num_places,
             opinions=opinions,
         )
+        made.__dict__["is_greedy"] = self.request.sampling.is_greedy  # with every coin decided, odds do not tell
+        return made
 
     def _row(self, context: Text, token: int, branch: Text) -> dict[Any, np.ndarray]:
         """Everything about a position of the answer and the branch there, as it stands in a row of a trace."""

@@ -47,13 +47,6 @@ def together(sessions: list[Session]) -> list[list[int]]:
     return [one.tokens[one.num_prompt_tokens :] for one in sessions]
 
 
-def test_two_threads_decide_the_same(pair: Pair) -> None:
-    """Catches requests whose draws and tests are shared out among threads, and overwrite each other."""
-    two = with_threads(pair, 2)
-    found = [together([session(Decoder(of, policy=Fixed(k=3)), i, temperature=1.0) for i in range(5)]) for of in (pair, two)]
-    assert found[0] == found[1]
-
-
 def test_requests_of_two_decoders_share_passes(pair: Pair) -> None:
     """Catches a batch that needs one policy, or one way of sampling, for all."""
     ways = [
@@ -81,16 +74,6 @@ def test_all_answers_in_the_order_of_their_prompts(at_once: int, pair: Pair) -> 
         assert decoder.generate_all([]) == []
     with pytest.raises(ValueError, match="at_once"):
         decoder.generate_all(PROMPTS, at_once=0)
-
-
-def test_other_runners_decode_one_after_another() -> None:
-    """Catches a prompt that is read in other pieces than alone where bits depend on them, and one that is not read."""
-    model = tiny_model("llama", seed=1)
-    pair = Pair(target=LeanModel(model), draft=LeanModel(tiny_draft(model)), tokenizer=tiny_tokenizer(64))
-    decoder, prompts = Decoder(pair, policy=Fixed(k=2)), [[3 + n % 60 for n in range(240)], [5], [8, 9]]
-    found = decoder.generate_all(prompts, at_once=2, max_tokens=6, seed=2)
-    with unchecked():
-        assert [one.tokens for one in found] == [decoder.generate(one, max_tokens=6, seed=2).tokens for one in prompts]
 
 
 def test_of_prompts_that_are_read_alone_one_is_read_in_a_step() -> None:

@@ -262,7 +262,7 @@ def test_a_bent_head_is_straightened_on_other_answers():
 
 @pytest.mark.parametrize(
     ("features", "has_branches", "evidence"),
-    [(("mixed", "leaf"), True, "leaf"), (("mixed",), True, "rounds"), (("mixed",), False, "mixed")],
+    [(("mixed", "leaf"), True, "leaf"), (("mixed",), True, "mixed"), (("mixed",), False, "mixed")],
 )
 def test_a_lagged_head_is_calibrated_on_what_it_meets_in_use(features: tuple[str, ...], has_branches: bool, evidence: str):
     """Catches a calibration on the mixed prefix although the labels have the evidence of use."""
@@ -276,7 +276,7 @@ def test_a_lagged_head_is_calibrated_on_what_it_meets_in_use(features: tuple[str
 def test_labels_a_head_cannot_read_are_refused():
     """Catches a lagged head that is judged on states it never sees, and a calibration on nothing."""
     process = Process.random(5, seed=1)
-    with pytest.raises(DataError, match="neither leaf nor mixed among the features, and no branches"):
+    with pytest.raises(DataError, match="neither leaf nor mixed among the features"):
         calibrate_head(random_head(process), records(process, 1, num_tokens=5, seed=2, features=(), branches=False))
     with pytest.raises(DataError, match="no records to calibrate on"):
         calibrate_head(random_head(process), [])

@@ -132,21 +132,6 @@ def test_an_interrupt_stops_the_answer_and_not_the_program(folder: Path, tmp_pat
         os.close(master)
 
 
-def test_an_interrupt_at_the_prompt_is_ignored(folder: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches Ctrl-C that ends the conversation where no answer is being written."""
-    lines = iter([KeyboardInterrupt, "ab", EOFError])
-
-    def typed(prompt: str) -> str:
-        line = next(lines)
-        if isinstance(line, str):
-            return line
-        raise line
-
-    monkeypatch.setattr("builtins.input", typed)
-    result = call(folder, "", "--max-tokens", "5")
-    assert (result.exit_code, result.stdout) == (0, f"\n{said(pair, 'ab')}\n")
-
-
 class Screen:
     """What a program writes to a terminal."""
 

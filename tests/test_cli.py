@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -79,13 +78,6 @@ def test_a_help_page_ends_with_two_examples_and_fits_80_columns(verb: str | None
     assert "\x1b" not in result.stdout
 
 
-def test_every_verb_has_examples():
-    """Catches a file with a verb that nobody can call, and one without a help page of its own."""
-    files = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {"__init__", "common"}
-    verbs = {command.callback.__name__ for command in cli.app.registered_commands if command.callback}
-    assert files == verbs == set(VERBS) == set(cli.EXAMPLES) - {"specdecpp"}
-
-
 @pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS), ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]):
     """Catches an import of torch, transformers or rich at the top of a module that --help needs."""
@@ -108,26 +100,6 @@ def test_the_examples_of_the_help_pages_run(example: str, pair: list[str]):
     result = call(verb, *arguments, *pair, *(["--max-tokens", "4"] if verb == "generate" else []), stdin=stdin)
     assert result.exit_code == 0, result.stderr
     assert result.stdout
-
-
-@pytest.mark.parametrize("verb", cli.GONE)
-def test_an_old_verb_says_what_took_its_place(verb: str):
-    """Catches a sentence that names a verb, an option or a function which does not exist."""
-    result = call(verb)
-    assert (result.exit_code, result.stdout) == (2, "")
-    instead = cli.GONE[verb]
-    assert f"specdecpp {verb} is now {instead}." in " ".join(result.stderr.split())
-    if "function" in instead:
-        module, _, name = instead.split()[-1].rpartition(".")
-        assert callable(getattr(import_module(module), name))
-    else:
-        new, *rest = instead.split()
-        assert all(word in call(new, "--help").stdout for word in rest)
-
-
-def test_the_version_is_shown():
-    """Catches a version flag that insists on a verb."""
-    assert call("--version").stdout == "specdecpp 0.3.0\n"
 
 
 # Results
@@ -189,15 +161,7 @@ def test_greedy_text_is_the_targets_own_under_every_policy(policy: str, pair: li
     assert answer(*options, "--policy", policy)["tokens"] == answer(*options, "--policy", "none")["tokens"]
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        ["--top-p", "0.01"],
-        ["--temperature", "0.001"],
-        ["--verification", "block", "--top-p", "0.01"],
-        ["--verification", "compare", "--top-p", "0.01"],
-    ],
-)
+@pytest.mark.parametrize("option", [["--verification", "block", "--top-p", "0.01"], ["--temperature", "0.001"]])
 def test_sampling_options_reach_the_decoder(option: list[str], pair: list[str]):
     """Catches an option that is parsed and then forgotten: each of these leaves only the argmax."""
     greedy = answer("hello", *pair, "--temperature", "0", "--max-tokens", "16")
@@ -252,36 +216,28 @@ def test_a_bad_option_is_refused(options: list[str], code: int, words: str, pair
     assert words in refused("generate", "hello", *pair, *options, code=code)
 
 
-def test_no_prompt_is_bad_usage(pair: list[str]):
-    """Catches a call that waits for ever, or that decodes from nothing."""
+def test_no_prompt_is_bad_usage(pair: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Catches a call that waits for ever, or that decodes from nothing, and one that hangs on the keyboard."""
     assert "there is no prompt" in refused("generate", *pair, code=2, stdin="")
     assert "there is no prompt" in refused("generate", "-", *pair, code=2, stdin="\n")
-
-
-def test_a_terminal_is_not_read_as_a_prompt(monkeypatch: pytest.MonkeyPatch):
-    """Catches a call without a prompt that hangs on the keyboard."""
     monkeypatch.setattr(sys, "stdin", type("Keyboard", (), {"isatty": lambda self: True})())
     with pytest.raises(ValueError, match="there is no prompt"):
         generate._prompt_text(None)
 
 
-def test_a_prompt_longer_than_the_context_fails(pair: list[str]):
-    """Catches a prompt that is cut without a word, or an index error from the model."""
+def test_an_error_of_a_run_is_one_line(pair: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches a prompt that is cut without a word, a search on the hub for what is plainly a folder, and a traceback after
+    Ctrl-C."""
     assert "the prompt has 300 tokens" in refused("generate", "a" * 300, *pair, code=1)
-
-
-def test_a_model_that_is_not_there_fails(folder: Path):
-    """Catches a search on the hub for what is plainly a folder."""
     missing = str(folder / "nowhere")
     line = refused("generate", "hello", "--target", missing, "--draft", missing, code=1)
     assert line == f"error: there is no folder {missing}. Give the folder of a saved model, or a hub name like org/name.\n"
 
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
-def test_a_folder_without_a_model_fails(tmp_path: Path):
-    """Catches an error of transformers alone, which does not say what the folder lacks."""
-    name = str(tmp_path)
-    line = refused("generate", "hello", "--target", name, "--draft", name, code=1)
-    assert line.endswith(f" There is no {name}/config.json. Give the folder of a saved model.\n")
+    monkeypatch.setattr(policy_spec, "watched", interrupted)
+    assert refused("generate", "hello", *pair, code=130) == ""
 
 
 def test_a_damaged_model_fails(folder: Path, tmp_path: Path, names: list[str]):
@@ -327,17 +283,6 @@ def test_a_pair_with_a_name_needs_no_draft_and_has_its_head():
     assert "go together" in refused("generate", "hello", "--draft", "reference", code=2)
 
 
-def test_the_target_alone_needs_no_draft(names: list[str]):
-    """Catches a draft that is demanded, loaded and never asked; and a text that is not the target's own."""
-    options = ["--policy", "none", "--max-tokens", "12"]
-    for more in (["--temperature", "0"], ["--seed", "3"]):
-        alone, beside = (answer("hello", *some, *options, *more) for some in (names[:2], names))
-        assert alone["text"] == beside["text"]
-        assert alone["policy"] == "none"
-    assert answer("hello", *names[:2], *options[:1], "fixed:0", *options[2:])["policy"] == "none"
-    assert "go together" in refused("generate", "hello", *names[2:], *options, code=2)
-
-
 def test_what_is_odd_about_a_pair_is_one_line(folder: Path, names: list[str], tmp_path: Path):
     """Catches a warning that names a line of our source, or that nobody sees."""
     shutil.copytree(folder / "target", tmp_path / "target")
@@ -346,7 +291,7 @@ def test_what_is_odd_about_a_pair_is_one_line(folder: Path, names: list[str], tm
     result = call("generate", "hello", "--target", str(tmp_path / "target"), *names[2:], "--max-tokens", "3")
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: ")
-    assert "ids [999] end a text" in result.stderr
+    assert result.stderr.endswith("the ids [999] end a text, and the models have ids up to 63\n")
     assert len(result.stderr.splitlines()) == 1
 
 
@@ -362,16 +307,6 @@ def test_a_policy_without_its_head_is_refused_before_models_are_loaded():
     """Catches a policy that fails only after minutes of loading."""
     missing = ["--target", "/nowhere", "--draft", "/nowhere"]
     assert "needs an acceptance head" in refused("generate", "hello", *missing, "--policy", "specdecpp:0.7", code=2)
-
-
-def test_an_interrupt_is_quiet(pair: list[str], monkeypatch: pytest.MonkeyPatch):
-    """Catches a traceback after Ctrl-C."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(policy_spec, "watched", interrupted)
-    assert refused("generate", "hello", *pair, code=130) == ""
 
 
 def test_a_reader_that_goes_away_is_no_error(pair: list[str]):

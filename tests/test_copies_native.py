@@ -8,10 +8,8 @@ from engine_cases import COSTS, ENDS, models_of
 from kinds import needs_compiler
 
 from specdecpp.backends.native.steps import Native
-from specdecpp.decoder import Decoder
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.copying import Copying
-from specdecpp.loading.pair import REFERENCE, load_pair
 from specdecpp.policies import CostAware, Fixed, Policy
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import step
@@ -77,26 +75,3 @@ def test_requests_together_are_what_they_are_alone():
     while running := [s for s in shared if s.finish_reason is None]:
         step(running)
     assert [s.tokens for s in shared] == [s.tokens for s in alone]
-
-
-@pytest.mark.slow
-def test_greedy_copies_are_the_reference_targets_own_text():
-    """Catches a copy that is kept although the target wants another token, on a real model and prompts that repeat."""
-    pair = load_pair(REFERENCE / "target", backend="native")
-    prompts = [f"{line}\nSay it again:\n{line[:20]}" for line in QUESTIONS]
-    num_accepted = 0
-    for prompt in prompts:
-        options: Any = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
-        own = Decoder(pair, policy=Fixed(k=0)).generate(prompt, **options)
-        copied = Decoder(pair).generate(prompt, **options)
-        assert copied.tokens == own.tokens
-        num_accepted += sum(r.num_accepted for r in copied.steps)
-    assert num_accepted > 60
-
-
-QUESTIONS = (
-    "The baker sold twelve loaves of rye bread and seven rolls before noon on Friday.",
-    "A red bicycle leaned against the wall of the old mill by the river all summer.",
-    "Add three and four, then multiply the sum by two, and write the answer in words.",
-    "def area(width, height): return width * height  # both in metres, never negative",
-)

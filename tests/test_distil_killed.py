@@ -101,7 +101,7 @@ PHASES: dict[str, Moment] = {
     "training the head": after(train, "step", 9),
     "calibrating": before(pipeline, "calibrate_head"),
     "keeping the head": half_of("evaluation.json"),
-    "checking": before(Turns, "add", 5),
+    "checking": before(Turns, "_visit", 2),
     "half a card": half_of("card.json", 2),
 }
 

@@ -246,25 +246,6 @@ def test_a_lagged_head_reads_the_state_at_the_token():
         np.testing.assert_allclose(judged.branch[:, :, 0], of_token[record.branches.token], atol=1e-6)
 
 
-def test_outcomes_of_rounds_are_labels_of_candidates():
-    """Catches weights of the source `steps` that do not add up to a draft token: in expectation over texts and branches,
-    accepted and rejected mass of every token must be q min(1, p/q) and the rest of q (exact, by enumeration)."""
-    process = Process.random(4, seed=1)
-    head = random_head(process)
-    with torch.no_grad():
-        of_token = head(torch.eye(4)).numpy()
-    mass = np.zeros((4, 2))
-    for x, y in itertools.product(range(4), repeat=2):
-        chance = float(process.p[0, x] * process.residual[0, y])
-        record = record_of(process, [x], generator=DRAWS, length=1, branches={0: [y]})
-        judged = head_logits(head, record, sources=("rounds",))
-        for score, label, weight in zip(judged.score, judged.label, judged.weight, strict=True):
-            mass[np.abs(of_token - score).argmin(), int(label)] += weight * chance
-    expected = process.q[0] * process.accept[0]
-    np.testing.assert_allclose(mass[:, 1], expected, atol=1e-6)
-    np.testing.assert_allclose(mass[:, 0], process.q[0] - expected, atol=1e-6)
-
-
 # The whole
 
 

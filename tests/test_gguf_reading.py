@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fuzz_gguf import mutated
-from gguf_files import LLAMA3, SIZE, TOKENIZER, Change, add, end, model_of, rewritten, values, written
+from gguf_files import LLAMA3, SIZE, TOKENIZER, Change, add, model_of, rewritten, values, written
 from quantised import fabricated
 
 import specdecpp as sd
@@ -25,8 +25,9 @@ from specdecpp.loading import gguf as files
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, Stored, digest_of
+from specdecpp.loading.gguf_reading import Stored, digest_of
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
+from specdecpp.loading.gguf_writing import new_file
 from specdecpp.loading.pair import load_pair
 from specdecpp.loading.tokenizers import PROBES
 from specdecpp.testing import tiny_draft
@@ -60,7 +61,6 @@ def changed(sound: Path, tmp_path: Path) -> Callable[[Change], Path]:
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
-        ("llama", {}),
         ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
         ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 8192}}),
         ("mistral", {"sliding_window": None}),
@@ -71,20 +71,23 @@ def changed(sound: Path, tmp_path: Path) -> Callable[[Change], Path]:
 def test_the_model_is_the_one_that_was_written(kind: str, config: dict[str, Any], tmp_path: Path):
     """Catches rows of q and k in llama.cpp's order, lost biases, norms, ties and rotary factors, another epsilon or base."""
     model = model_of(kind, **config)
-    source = GGUFSource(written(tmp_path / "m.gguf", model))
+    source = GGUF(written(tmp_path / "m.gguf", model))
     assert {p.device.type for p in source.skeleton.parameters()} == {"meta"}
     assert torch.allclose(source.skeleton.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq, rtol=1e-6)
     assert set(source.stored) == {name for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
         assert torch.equal(source.stored[name].dequantised(), parameter), name
-    assert torch.allclose(logits_of(source.model()), logits_of(model), atol=1e-5)
+    assert torch.allclose(logits_of(source.model), logits_of(model), atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["f16", "q8_0", "q4_1"])
 def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path: Path):
     """Catches rows that are moved apart from their scales, and a type that is taken for another."""
+    narrow = GGUF(written(tmp_path / "n.gguf", model_of(hidden_size=48), "q8_0")).stored
+    assert narrow["model.embed_tokens.weight"].kind == "F16", "48 values fill no blocks of 32"
+    assert narrow["model.layers.0.mlp.down_proj.weight"].kind == "Q8_0"
     model = model_of()
-    for name, stored in GGUFSource(written(tmp_path / "m.gguf", model, precision)).stored.items():
+    for name, stored in GGUF(written(tmp_path / "m.gguf", model, precision)).stored.items():
         exact = model.get_parameter(name).detach().numpy()
         kind = gguf.GGMLQuantizationType[stored.kind]
         assert stored.kind == (
@@ -97,7 +100,7 @@ def test_rows_stay_packed_and_are_those_of_transformers(precision: str, tmp_path
         )
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_0"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_blocks_of_256_arrive(kind: str, tmp_path: Path):
     """Catches rows of larger blocks that are counted as smaller ones; the values are random, the shapes those of a model."""
     written(tmp_path / "f.gguf", model_of(hidden_size=256, intermediate_size=512))
@@ -108,7 +111,7 @@ def test_blocks_of_256_arrive(kind: str, tmp_path: Path):
             if len(stored.shape) == 2:
                 made[name] = both["tensors"][name] = fabricated(kind, *stored.shape, seed=i)
 
-    source = GGUFSource(rewritten(tmp_path / "f.gguf", tmp_path / "m.gguf", change=change))
+    source = GGUF(rewritten(tmp_path / "f.gguf", tmp_path / "m.gguf", change=change))
     found = source.stored["model.layers.1.mlp.down_proj.weight"]
     assert found.kind == kind
     assert torch.equal(found.dequantised(), made["blk.1.ffn_down.weight"].dequantised())
@@ -122,7 +125,12 @@ def test_other_families_are_read(kind: str, window: int | None, tmp_path: Path):
     """Catches Gemma's norms without the 1 that was added, its second base and window, and Phi's joined rows."""
     config = {"head_dim": 16, "sliding_window": window, "query_pre_attn_scalar": 16} if window else {}
     model = model_of("gemma3_text" if window else kind, **config)
-    writer, c = gguf.GGUFWriter(tmp_path / "m.gguf", kind), model.config
+    c, tensors = model.config, {}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().numpy() + np.float32(1 if window and "norm" in name else 0)
+        own = str(names.get_name(name, try_suffixes=(".weight",)))
+        tensors[own] = Stored("F32", values.shape, values.reshape(-1, values.shape[-1]).view(np.uint8))
     told = {
         "context_length": c.max_position_embeddings,
         "embedding_length": c.hidden_size,
@@ -131,21 +139,14 @@ def test_other_families_are_read(kind: str, window: int | None, tmp_path: Path):
         "attention.head_count": c.num_attention_heads,
         "attention.head_count_kv": c.num_key_value_heads,
         "attention.key_length": 16,
-        "attention.value_length": 16,
         "attention.layer_norm_rms_epsilon": c.rms_norm_eps,
         "rope.freq_base": c.rope_parameters.get("full_attention", c.rope_parameters)["rope_theta"],
+        "attention.sliding_window": window,
     }
-    for key, value in (told | ({"attention.sliding_window": window} if window else {})).items():
-        add(writer, f"{kind}.{key}", value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.num_hidden_layers)
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().numpy() + (1 if window and "norm" in name else 0)
-        writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight",))), values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert torch.allclose(logits_of(GGUFSource(tmp_path / "m.gguf").model()), logits_of(model), atol=1e-4)
+    with new_file(tmp_path / "m.gguf", kind, tensors) as writer:
+        for key, value in told.items():
+            add(writer, f"{kind}.{key}", value)
+    assert torch.allclose(logits_of(GGUF(tmp_path / "m.gguf").model), logits_of(model), atol=1e-4)
 
 
 def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
@@ -160,7 +161,7 @@ def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
 
         rewritten(sound / "target.gguf", tmp_path / f"m-{i + 1:05}-of-00002.gguf", change=change)
     first, second = sorted(tmp_path.glob("m-*.gguf"))
-    assert torch.equal(logits_of(GGUFSource(first).model()), logits_of(GGUFSource(sound / "target.gguf").model()))
+    assert torch.equal(logits_of(GGUF(first).model), logits_of(GGUF(sound / "target.gguf").model))
     shutil.copy(first, tmp_path / "other.gguf")
     for path in (second, tmp_path / "other.gguf"):
         with pytest.raises(BackendError, match=r"is one of 2 parts.*Name the first"):
@@ -186,8 +187,9 @@ def test_the_tokenizer_comes_back_without_its_json(changed: Callable[[Change], P
     texts = (*PROBES, "<|user|>\nhi</s>", "a  \n\n b", "")
     if TOKENIZER.backend_tokenizer.normalizer is None:  # that of Qwen composes characters, which this one does not
         texts = tuple(text for text in texts if "\u0301" not in text)
-    assert ids_of(tokenizer, texts) == ids_of(TOKENIZER, texts)
-    assert [tokenizer.decode(ids) for ids in ids_of(tokenizer)] == [tokenizer.decode(i) for i in ids_of(tokenizer)]
+    found = ids_of(tokenizer, texts)
+    assert found == ids_of(TOKENIZER, texts)
+    assert [tokenizer.decode(ids) for ids in found] == [TOKENIZER.decode(ids) for ids in found]
     assert tokenizer.chat_template == TOKENIZER.chat_template
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (TOKENIZER.bos_token_id, TOKENIZER.eos_token_id)
 
@@ -214,11 +216,9 @@ def spm_file(path: Path, **keys: Any) -> Header:
         "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - 260), 3],
         **{f"{role}_token_id": i for i, role in enumerate(("unknown", "bos", "eos"))},
     }
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in (said | keys).items():
-        add(writer, f"tokenizer.ggml.{key}", value)
-    end(writer)
-    writer.close()
+    with new_file(path, "llama", {}) as writer:
+        for key, value in (said | keys).items():
+            add(writer, f"tokenizer.ggml.{key}", value)
     return Header(path)
 
 
@@ -270,7 +270,7 @@ def test_every_backend_decodes_the_targets_text(backend: Any, sound: Path):
     assert pair.backends.startswith(backend)
     prompt = encode(pair, "Ann has 3 bags of 12 apples")
     out = sd.Decoder(pair, policy=sd.Fixed(k=3)).generate(prompt, max_tokens=12, temperature=0, ignore_eos=True)
-    model, ids = GGUFSource(sound / "target.gguf").model(), list(prompt)
+    model, ids = GGUF(sound / "target.gguf").model, list(prompt)
     with torch.inference_mode():
         for _ in range(12):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
@@ -318,6 +318,10 @@ def tensor(name: str, make: Callable[[np.ndarray], Any]) -> Change:
     return change
 
 
+def extra(name: str) -> Change:
+    return lambda both: both["tensors"].update({name: fabricated("F32", 2, 4, seed=0)})
+
+
 def nan(data: np.ndarray) -> None:
     data.view("<f4")[0, 3] = np.nan
 
@@ -331,29 +335,18 @@ def infinite(data: np.ndarray) -> None:
     [
         (values(general__architecture=b"qwen3moe"), MissingExtraError, "architecture is qwen3moe.*pip install"),
         (values(llama__expert_count=8), MissingExtraError, "a mixture of experts"),
-        (values(llama__rope__scaling__type="dynamic"), MissingExtraError, "angles are scaled by dynamic"),
         (values(llama__rope__dimension_count=8), MissingExtraError, "turn 8 of 16"),
         (values(llama__block_count=3), BackendError, "announces 3 layers and has tensors of 2"),
         (values(llama__block_count=2**31 + 5), BackendError, r"block_count = 2147483653, which must lie within 1 and"),
         (values(llama__block_count="two"), BackendError, "block_count that is no int"),
-        (
-            values(llama__attention__head_count=8),
-            BackendError,
-            "has blk.0.attn_q.weight of .64, 64., where its metadata ask for",
-        ),
-        (values(llama__embedding_length=128), BackendError, "has token_embd.weight of"),
+        (values(llama__attention__head_count=8), BackendError, "has blk.0.attn_q.weight of .64, 64., where its metadata ask"),
         (values(llama__attention__layer_norm_rms_epsilon=float("nan")), BackendError, "must be finite and above 0"),
-        (values(llama__rope__freq_base=0.0), BackendError, "must be finite and above 0"),
-        (
-            lambda both: both["tensors"].update({"rope_freqs.weight": fabricated("F32", 1, 8, seed=0)}),
-            BackendError,
-            "rope_freqs.weight of .1, 8. in F32, where a list",
-        ),
+        (extra("rope_freqs.weight"), BackendError, "rope_freqs.weight of .2, 4. in F32, where a list"),
         (values("llama.attention.head_count"), BackendError, "has no llama.attention.head_count"),
         (lambda both: both["tensors"].pop("blk.1.ffn_up.weight"), BackendError, "has no blk.1.ffn_up.weight"),
         (tensor("output_norm.weight", nan), BackendError, "has output_norm.weight with values that are infinite or no numb"),
         (tensor("blk.1.attn_v.weight", infinite), BackendError, "has blk.1.attn_v.weight with values that are infinite"),
-        (lambda both: both["tensors"].update(odd=fabricated("F32", 2, 4, seed=0)), BackendError, "has no place for"),
+        (extra("odd"), BackendError, "has no place for"),
         (lambda both: both["tensors"].pop("token_embd.weight"), BackendError, "has no token_embd.weight"),
     ],
 )
@@ -368,10 +361,7 @@ def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exc
     [
         (values(tokenizer__huggingface__json="{}"), "a tokenizer that cannot be built"),
         (values(tokenizer__ggml__eos_token_id=70000), "no such id"),
-        (values(specdecpp__special_tokens="7"), "no list of texts"),
         (values("tokenizer.huggingface.json", tokenizer__ggml__model="t5"), "of the kind t5"),
-        (values("tokenizer.huggingface.json", tokenizer__ggml__merges=["zzzz qqqq"]), "a tokenizer that cannot be built"),
-        (values("tokenizer.huggingface.json", tokenizer__ggml__token_type=[1, 2]), "tokens and 2 kinds"),
         (values("tokenizer.huggingface.json", "tokenizer.ggml.tokens"), "has no tokenizer.ggml.tokens"),
         (values("tokenizer.huggingface.json", tokenizer__ggml__tokens=["a"] * 9999), "9999 tokens and"),
     ],
@@ -389,9 +379,7 @@ def test_a_damaged_tokenizer_is_refused(change: Any, why: str, changed: Callable
         (lambda data: b"PK\x03\x04" + data[4:], "is no GGUF file: it begins with"),
         (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "is GGUF version 1"),
         (lambda data: data[:8] + struct.pack("<Q", 2**62) + data[16:], "ends within its header|has|gives"),
-        (lambda data: data[:16] + struct.pack("<Q", 2**62) + data[24:], "ends within its header|has"),
         (lambda data: data[:24] + struct.pack("<Q", 2**40) + data[32:], "ends within its header.* announces 1099511627808"),
-        (lambda data: data[:100], "ends within its header"),
         (lambda data: data[:-100], "is too short"),
         (lambda data: data.replace(b"blk.0.ffn_up", b"blk.1.ffn_up", 1), "has blk.1.ffn_up.weight twice"),
         (lambda data: data.replace(b"llama.vocab_size", b"general.fil\xff_xx", 1), "not UTF-8"),
@@ -405,25 +393,14 @@ def test_damage_is_told(spoil: Callable[[bytes], bytes], why: str, sound: Path, 
     assert str(tmp_path / "m.gguf") in str(caught.value)
 
 
-@pytest.mark.parametrize("is_cut", [True, False])
-def test_a_file_that_changes_while_it_is_read_is_told(is_cut: bool, sound: Path, tmp_path: Path):
-    """Catches a signal that ends the process where a mapped file becomes shorter, and rows of two files in one model."""
+def test_a_file_that_is_cut_while_it_is_read_is_told(sound: Path, tmp_path: Path):
+    """Catches a signal that ends the process where a mapped file becomes shorter."""
     path = Path(shutil.copy(sound / "target.gguf", tmp_path / "m.gguf"))
-    os.utime(path, (1e9, 1e9))
     model, header = GGUF(path), Header(path)
-    if is_cut:
-        os.truncate(path, header.end)
-    else:
-        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    os.truncate(path, header.end)
     for read in (lambda: model.backend("native", vocab_size=SIZE, num_threads=1), lambda: digest_of(header)):
-        with pytest.raises(BackendError, match=r"m.gguf was changed while it was read: it had \d+ bytes when .*Load it again"):
+        with pytest.raises(BackendError, match=r"m.gguf was changed while it was read: it has \d+ bytes now.*Load it again"):
             read()
-
-
-def test_no_weights_are_held_by_a_file(sound: Path):
-    """Catches a second copy of the weights in memory beside the one that a backend makes."""
-    source = GGUFSource(sound / "target.gguf")
-    assert not any(isinstance(stored.source, np.ndarray) for stored in source.stored.values())
 
 
 def test_what_is_no_file_is_told(tmp_path: Path):

@@ -10,7 +10,7 @@ import torch
 
 from specdecpp.backends import native
 from specdecpp.backends.native.library import library
-from specdecpp.backends.native.steps import _CompiledHead
+from specdecpp.backends.native.steps import compiled_head
 from specdecpp.head import SCALARS, AcceptanceHead, Calibration, HeadCard, features
 from specdecpp.policies import SpecDecPP
 from specdecpp.step import Draft
@@ -111,10 +111,10 @@ def test_compiled_code_says_the_golden_probabilities(golden: dict[str, Any]) -> 
     """Catches another sum, order of scalars, block or calibration, without a model and a step around it."""
     head = read(golden)
     estimators = [head.estimator(is_greedy=is_greedy) for is_greedy in (False, True)]
-    compiled = [_CompiledHead(estimator) for estimator in estimators]  # pyright: ignore[reportArgumentType]
+    compiled = [compiled_head(estimator) for estimator in estimators]  # pyright: ignore[reportArgumentType]
     for i, row in enumerate(ROWS):
         x, p, state = torch.tensor(row["logits"]), Q[i].contiguous(), HIDDEN[i].contiguous()
-        told, factor = compiled[not row["temperature"]].struct, 1 / (row["temperature"] or 1.0)
+        told, factor = compiled[not row["temperature"]], 1 / (row["temperature"] or 1.0)
         found = library().native_judge(
             ctypes.byref(told), state.data_ptr(), row["token"], row["depth"], x.data_ptr(), p.data_ptr(), len(p), factor
         )

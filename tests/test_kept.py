@@ -8,7 +8,7 @@ import torch
 from batched import compiled_pair
 
 from specdecpp import Decoder, Pair
-from specdecpp.backends import EagerModel, NativeModel, kept, native
+from specdecpp.backends import EagerModel, kept, native
 from specdecpp.backends.kept import LEAST, MOST, Kept
 from specdecpp.policies import CostAware, Costs, Fixed, Policy
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
@@ -161,10 +161,3 @@ def test_a_request_that_is_refused_takes_nothing_away(pair: Pair) -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         decoder.generate([*SYSTEM, 3], max_tokens=-1)
     assert decoder.generate([*SYSTEM, 3], max_tokens=3).metrics.num_cached_tokens == len(SYSTEM)
-
-
-def test_other_weights_have_a_shelf_of_their_own(pair: Pair) -> None:
-    """Catches a cache of one model that is read on by another."""
-    Decoder(pair, policy=Fixed(k=2)).generate(SYSTEM, max_tokens=3)
-    other = replace(pair, target=NativeModel(tiny_model("llama", seed=9, head_dim=16)))
-    assert Decoder(other, policy=Fixed(k=2)).generate(SYSTEM, max_tokens=3).metrics.num_cached_tokens == 0

@@ -107,13 +107,6 @@ def test_right_costs_are_kept_for_a_seed(home: Path, monkeypatch: pytest.MonkeyP
     assert known.known(pair).now.verify_s(2) == pytest.approx(TRUE.verify_s(2), rel=0.15), "the others begin with what is now"
 
 
-def test_costs_that_were_given_are_nobody_elses(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches made-up costs that a request writes over what was measured."""
-    pair = priced(TRUE, monkeypatch)
-    Decoder(pair, costs=scaled(TRUE, 3, 1, 1)).generate([1, 2], max_tokens=64, ignore_eos=True)
-    assert not list(home.glob("costs-*"))
-
-
 def test_a_decoder_that_is_made_has_measured(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a first request that waits for seconds of measuring, and a pair that cannot be kept measured unasked."""
     pair = priced(TRUE, monkeypatch)

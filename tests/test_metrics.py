@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import reduce
 from operator import add
+from typing import Any
 
 import pytest
 from distributions import Request, finish
@@ -20,12 +21,12 @@ from specdecpp.verify import TokenVerification
 RATES = ("mean_acceptance_length", "draft_acceptance_rate", "discard_rate", "verification_rate", "tokens_per_second")
 
 
-def a_round(num_drafted, num_accepted, *, is_cut=False, **seconds):
+def a_step(num_drafted, num_accepted, *, is_cut=False, **seconds):
     """A step; `is_cut` where the answer ended on an accepted draft token, without a token of the target's own."""
     origins = ["accepted"] * num_accepted
     if not is_cut:
         origins.append("bonus" if num_accepted == num_drafted else "correction")
-    times = {"draft_s": 0.0, "head_s": 0.0, "verify_s": 0.0, "other_s": 0.0} | seconds
+    times: dict[str, Any] = {"draft_s": 0.0, "head_s": 0.0, "verify_s": 0.0, "other_s": 0.0} | seconds
     return Step(
         pieces=tuple(Piece(token=0, text="", origin=o) for o in origins),
         num_drafted=num_drafted,
@@ -46,28 +47,25 @@ def sessions():
         yield session, finish(session)
 
 
-def test_sums_and_rates_of_known_rounds():
-    """Catches a rate over the wrong denominator: checked by hand on four steps."""
-    steps = [a_round(4, 4), a_round(4, 1), a_round(2, 0), a_round(4, 2, is_cut=True)]
-    metrics = Metrics.of(steps, num_prompt_tokens=7)
+def test_sums_and_rates_of_known_steps():
+    """Catches a rate over the wrong denominator, and a part of the time that is counted twice or left out: by hand."""
+    steps = [
+        a_step(4, 4, draft_s=1.0, head_s=2.0, verify_s=4.0, other_s=8.0),
+        a_step(4, 1, draft_s=16.0),
+        a_step(2, 0),
+        a_step(4, 2, is_cut=True),
+    ]
+    metrics = Metrics.of(steps, num_prompt_tokens=7, prefill_s=32.0)
     assert (metrics.num_tokens, metrics.num_spec_steps, metrics.num_prompt_tokens) == (5 + 2 + 1 + 2, 4, 7)
-    assert (metrics.num_draft_tokens, metrics.num_accepted_draft_tokens) == (14, 7)
+    assert (metrics.num_draft_tokens, metrics.num_accepted_draft_tokens, metrics.num_spec_tokens) == (14, 7, 4)
     assert metrics.acceptance_histogram == Counter({4: 1, 1: 1, 0: 1, 2: 1})
     assert metrics.drafted_histogram == Counter({4: 3, 2: 1})
-    assert Metrics.of([a_round(2, 1), a_round(3, 0)]).num_spec_tokens == 3
     assert metrics.mean_acceptance_length == pytest.approx(1 + 7 / 4)
     assert metrics.draft_acceptance_rate == pytest.approx(7 / 14)
     assert metrics.discard_rate == pytest.approx(7 / 10)
     assert metrics.verification_rate == pytest.approx(4 / 10)
-
-
-def test_seconds_add_up():
-    """Catches a part of the time that is counted twice or left out of the total."""
-    steps = [a_round(1, 1, draft_s=1.0, head_s=2.0, verify_s=4.0, other_s=8.0), a_round(1, 0, draft_s=16.0)]
-    metrics = Metrics.of(steps, prefill_s=32.0)
-    assert (metrics.draft_s, metrics.head_s, metrics.verify_s, metrics.other_s) == (17, 2, 4, 8)
-    assert metrics.elapsed_s == 63
-    assert metrics.tokens_per_second == pytest.approx(3 / 63)
+    assert (metrics.draft_s, metrics.head_s, metrics.verify_s, metrics.other_s, metrics.elapsed_s) == (17, 2, 4, 8, 63)
+    assert metrics.tokens_per_second == pytest.approx(10 / 63)
     shares = {"draft": 17 / 63, "verify": 4 / 63, "head": 2 / 63, "other": 40 / 63}
     assert metrics.time_shares == pytest.approx(shares), "the prompt is read in the other time"
 
@@ -86,7 +84,7 @@ def test_every_token_is_accepted_or_the_targets_own():
     assert is_cut_seen == {True, False}
 
 
-def test_adding_pools_rounds():
+def test_adding_pools_steps():
     """Catches rates that are averaged over requests instead of pooled, and a histogram that is overwritten."""
     requests = [steps for _, steps in sessions()]
     pooled = reduce(add, (Metrics.of(steps, prefill_s=0.5, num_prompt_tokens=2) for steps in requests))
@@ -97,19 +95,19 @@ def test_adding_pools_rounds():
     assert pooled + Metrics() == pooled
 
 
-def test_no_rounds_mean_zero_rates():
+def test_no_steps_mean_zero_rates():
     """Catches a division by zero for a request that decodes nothing."""
     empty = Metrics.of([])
     assert [getattr(empty, rate) for rate in RATES] == [0.0] * len(RATES)
     assert empty == Metrics()
     assert (empty.num_spec_tokens, empty.time_shares["draft"]) == (0, 0)
-    undrafted = Metrics.of([a_round(0, 0)])
+    undrafted = Metrics.of([a_step(0, 0)])
     assert (undrafted.draft_acceptance_rate, undrafted.mean_acceptance_length, undrafted.verification_rate) == (0, 1, 1)
 
 
 def test_to_dict_is_json_with_every_sum_and_rate():
     """Catches a field that JSON cannot hold or that a report would miss."""
-    values = json.loads(json.dumps(Metrics.of([a_round(4, 4), a_round(4, 1)], prefill_s=1.0).to_dict()))
+    values = json.loads(json.dumps(Metrics.of([a_step(4, 4), a_step(4, 1)], prefill_s=1.0).to_dict()))
     assert values.keys() >= {*Metrics.__dataclass_fields__, *RATES, "elapsed_s"}
     assert list(values["acceptance_histogram"].items()) == [("1", 1), ("4", 1)], "in order"
     assert values["mean_acceptance_length"] == 3.5

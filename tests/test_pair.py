@@ -29,7 +29,6 @@ from specdecpp import (
 from specdecpp.backends import EagerModel
 from specdecpp.decoder import default_policy
 from specdecpp.drafters import SuffixDrafter
-from specdecpp.errors import PairWarning
 from specdecpp.head import HeadCard
 from specdecpp.loading import fingerprints, models
 from specdecpp.loading.fingerprints import fingerprint
@@ -111,16 +110,11 @@ def test_a_pair_from_local_folders_carries_its_names_and_sizes(folders: Folders,
     assert (pair.target_name, pair.draft_name) == (str(folders[0]), str(folders[1]))
     assert pair.target_fingerprint != pair.draft_fingerprint
     assert pair.target.vocab_size == pair.draft.vocab_size == 64
-    assert pair.ends == (1,)
-    assert pair.head is None
-    by_text = load_pair(str(folders[0]), draft=str(folders[1]), device="cpu")
-    assert by_text.target_fingerprint == pair.target_fingerprint
-    assert by_text.target.device == by_text.draft.device == torch.device("cpu")
+    assert load_pair(str(folders[0]), draft=str(folders[1]), device="cpu").target_fingerprint == pair.target_fingerprint
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [("bfloat16", torch.bfloat16), (torch.float64, torch.float64), ("float32", torch.float32), ("auto", torch.float32)],
+    ("dtype", "expected"), [("bfloat16", torch.bfloat16), (torch.float64, torch.float64), ("auto", torch.float32)]
 )
 def test_dtype_reaches_both_models(folders: Folders, dtype: Any, expected: torch.dtype) -> None:
     """Catches a dtype that is dropped on the way to transformers, or reaches the target alone."""
@@ -162,12 +156,11 @@ def test_a_target_alone_has_its_text_for_a_draft(folders: Folders) -> None:
     assert default_policy(pair) == CostAware(max_tokens=64, prior=0.2)
 
 
-@pytest.mark.parametrize("tokenizer", [None, tiny_tokenizer()], ids=["tokenizer of the folder", "tokenizer given"])
 @pytest.mark.parametrize("form", [Path, str])
-def test_a_missing_folder_is_named(folders: Folders, form: type, tokenizer: Any) -> None:
+def test_a_missing_folder_is_named(folders: Folders, form: type) -> None:
     """Catches the hub's misleading answer to a misspelt path."""
     missing = form(str(folders[0].parent / "tragte"))
-    for names in ((missing, folders[1]), (folders[0], missing)):
+    for names, tokenizer in (((missing, folders[1]), None), ((folders[0], missing), tiny_tokenizer())):
         with pytest.raises(PairError, match=rf"there is no folder {missing}\."):
             load_pair(names[0], draft=names[1], tokenizer=tokenizer)
 
@@ -201,69 +194,42 @@ SPLIT = r"'Hello world' becomes \[57, 8, 15, 15, 18\].*{} in the draft from toke
     [
         (file("config.json", "{"), NO_MODEL),
         (file("tokenizer.json", "{"), NO_TOKENIZER),
-        (file("tokenizer.json", '{"version": "1.0"}'), NO_TOKENIZER),
         (file("tokenizer.json", None), NO_TOKENIZER),
         (file("model.safetensors", "not weights"), NO_MODEL),
         (file("model.safetensors", None), NO_MODEL),
-        (setting("config.json", hidden_size=48), NO_MODEL),
-        (
-            weights(lambda found: found.pop("model.layers.1.mlp.up_proj.weight")),
-            r"incomplete: 1 are missing, first model\.layers\.1\.mlp\.up_proj\.weight",
-        ),
+        (weights(lambda found: found.pop("model.layers.1.mlp.up_proj.weight")), "incomplete: 1 are missing, first model.lay"),
         (weights(lambda found: found["model.norm.weight"].fill_(float("nan"))), "no finite numbers"),
-        (lambda folder: save_model(folder, layers=0), r"says num_hidden_layers = 0 in its config\.json"),
-        (lambda folder: save_model(folder, kind="gpt2", layers=0), r"says num_hidden_layers = 0 in its config\.json"),
-        (lambda folder: save_model(folder, kind="mamba"), "recurrent state"),
+        (lambda folder: save_model(folder, layers=0), "its cache holds 0"),
         (vocabulary(exchanged), r"differ at 2 ids.*: id 4 is 'a' / 'b'; id 5 is 'b' / 'a'\."),
-        (
-            vocabulary(lambda vocab: vocab.pop("N")),
-            r"\(64 tokens\) and draft \(63 tokens\) differ at 1 .*id 63 is 'N' / missing",
-        ),
+        (vocabulary(lambda vocab: vocab.pop("N")), r"\(63 tokens\) differ at 1 .*id 63 is 'N' / missing"),
         (vocabulary(without_letters), r"tokenizer of .* cannot spell: 'Hello world' becomes \[2, 2,"),
         (setting("tokenizer.json", normalizer={"type": "Lowercase"}), SPLIT.format(r"\[11, 8, 15, 15, 18\]")),
         (setting("tokenizer.json", pre_tokenizer={"type": "WhitespaceSplit"}), SPLIT.format(r"\[2, 2\]")),
-        (setting("tokenizer_config.json", eos_token="N"), "eos_token_id: 1 in the target, 63 in the draft"),
     ],
 )
 def test_a_draft_that_is_damaged_or_does_not_fit_is_refused(
     folders: Folders, draft_copy: Path, spoil: Change, why: str
 ) -> None:
     """Catches errors of json, tokenizers, safetensors and transformers that escape the tree or do not say which model; weights
-    that transformers fills with random numbers; a model without layers, which decodes; draft tokens drawn from NaN; a recurrent
-    state; and tokenizers that are taken for one as their sizes, or their tables, are equal."""
+    that transformers fills with random numbers; a model without layers, which decodes; draft tokens drawn from NaN; and
+    tokenizers that are taken for one as their sizes, or their tables, are equal."""
     spoil(draft_copy)
     where = f" {draft_copy}" if why in (NO_TOKENIZER, NO_MODEL) else ""
     with pytest.raises((PairError, BackendError), match=why + where):
         load_pair(folders[0], draft=draft_copy, backend="eager")
 
 
-@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"])
-def test_sizes_that_no_model_has_are_refused(folders: Folders, draft_copy: Path, field: str) -> None:
-    """Catches a model without layers that decodes, one with a billion that fills the memory, and a division by zero."""
-    for value in (0, -1, 10**9, 2.5, "two", True):
-        setting("config.json", **{field: value})(draft_copy)
-        with pytest.raises(PairError, match=f"{draft_copy}"):
-            load_pair(folders[0], draft=draft_copy)
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma"])
-def test_a_tied_output_layer_does_not_count_as_missing(kind: str, tmp_path: Path) -> None:
+def test_a_tied_output_layer_does_not_count_as_missing(tmp_path: Path) -> None:
     """Catches a completeness check that refuses checkpoints whose output layer is the embedding."""
-    save_model(tmp_path, kind=kind, tie_word_embeddings=True)
-    expected = fingerprint(tiny_model(kind, seed=1, tie_word_embeddings=True))
+    save_model(tmp_path, tie_word_embeddings=True)
+    expected = fingerprint(tiny_model("llama", seed=1, tie_word_embeddings=True))
     assert load_pair(tmp_path, draft=tmp_path).target_fingerprint == expected
 
 
 # One tokenizer
 
 
-def test_another_padding_token_is_no_difference(folders: Folders, draft_copy: Path) -> None:
-    """Catches a refusal for a token that decoding never uses; sizes of one family often pad differently."""
-    setting("tokenizer_config.json", pad_token="N")(draft_copy)
-    assert load_pair(folders[0], draft=draft_copy).tokenizer.pad_token is None
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma"])
 def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
     """Catches the tokenizer that transformers makes up, for which every prompt is one start token."""
     tiny_model(kind).save_pretrained(tmp_path)
@@ -272,22 +238,15 @@ def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> N
     assert load_pair(tmp_path, draft=tmp_path, tokenizer=tiny_tokenizer()).ends == (1,)
 
 
-def test_a_tokenizer_of_something_else_than_language_is_taken(tmp_path: Path) -> None:
-    """Catches a refusal of models of proteins, whose alphabet has no small letters and no blank."""
-    save_model(tmp_path)
-    proteins = {"<s>": 0, "</s>": 1, "<unk>": 2} | {c: i for i, c in enumerate("ACDEFGHIKLMNPQRSTVWY", 3)}
-    edit(tmp_path / "tokenizer.json", lambda found: found["model"].update(vocab=proteins))
-    assert load_pair(tmp_path, draft=tmp_path).tokenizer("GATTACA").input_ids == [8, 3, 19, 19, 3, 4, 3]
-
-
 def test_one_tokenizer_is_read_once(folders: Folders, draft_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a second of reading for files that are the same, and files that differ in a byte and are not read."""
+    """Catches a second of reading for files that are the same, files that differ in a byte and are not read, and a refusal for
+    another end or padding, which a draft is never asked for."""
     own, read = models.load_tokenizer, []
     monkeypatch.setattr(models, "load_tokenizer", lambda name: read.append(name) or own(name))
     load_pair(folders[0], draft=folders[1])
     assert read == [str(folders[0])]
-    setting("tokenizer_config.json", pad_token="N")(draft_copy)
-    load_pair(folders[0], draft=draft_copy)
+    setting("tokenizer_config.json", pad_token="N", eos_token="M")(draft_copy)
+    assert load_pair(folders[0], draft=draft_copy).ends == (1,)
     assert read[1:] == [str(folders[0]), str(draft_copy)]
 
 
@@ -321,40 +280,28 @@ def test_models_of_the_wrong_width_are_refused(folders: Folders, pair: Pair, tmp
 
 
 @pytest.mark.parametrize(
-    ("named", "ends", "warning"),
-    [
-        ([1, 7, 9], (1, 7, 9), None),
-        (None, (1,), None),
-        ([1, 64, 9], (1, 9), r"are left\. Correct eos_token_id"),
-        (128009, (), "no other ends a text"),
-        ([-1, 1], (1,), r"are left\. Correct eos_token_id"),
-    ],
+    ("named", "ends"), [([1, 7, 9], (1, 7, 9)), (None, (1,)), ([1, 64, 9], (1, 9)), (128009, ()), ([-1, 1], (1,))]
 )
-def test_the_ids_that_end_a_text(folders: Folders, target_copy: Path, named: Any, ends: Any, warning: str | None) -> None:
+def test_the_ids_that_end_a_text(folders: Folders, target_copy: Path, named: Any, ends: Any, caplog: Any) -> None:
     """Catches chat models that never stop as only the tokenizer's own end counts, a text without an end where the model names
     none, and one that never ends, in silence, because its end id is that of another model."""
     for name in ("generation_config.json", "config.json") if named is None else ("generation_config.json",):
         setting(name, eos_token_id=named)(target_copy)
-    if warning is None:
-        assert load_pair(target_copy, draft=folders[1]).ends == ends
-    else:
-        with pytest.warns(PairWarning, match=warning):
-            assert load_pair(target_copy, draft=folders[1]).ends == ends
+    assert load_pair(target_copy, draft=folders[1]).ends == ends
+    assert ("the models have ids up to 63" in caplog.text) == (named not in ([1, 7, 9], None))
 
 
-@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float32])
-def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path, saved: torch.dtype) -> None:
+def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path) -> None:
     """Catches a head refused for its own pair because that was loaded in another precision or moved."""
-    for name in ("here", "there"):
+    for name, saved in (("here", torch.bfloat16), ("there", torch.float32)):
         save_model(tmp_path / name)
         tiny_model("llama", seed=1).to(saved).save_pretrained(tmp_path / name)
     pairs = [load_pair(tmp_path / "here", draft=tmp_path / "there", dtype=d) for d in ("float32", "bfloat16")]
     prints = {p for pair in pairs for p in (pair.target_fingerprint, pair.draft_fingerprint)}
     assert len(prints) == 1
-    assert len(prints.pop() or "") == 32
 
 
-@pytest.mark.parametrize("at", [0, 16, 1000, -1])
+@pytest.mark.parametrize("at", [0, 1000])
 def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
     """Catches a fingerprint of the shapes alone, or one that reads some of the values: a head of other weights would fit."""
     model = tiny_model("llama")
@@ -366,35 +313,25 @@ def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
     assert fingerprint(model) != before
 
 
-def test_a_changed_file_has_another_fingerprint_in_the_same_process(folders: Folders, target_copy: Path) -> None:
-    """Catches a fingerprint that is remembered although the weights in the folder were replaced."""
-    before = load_pair(target_copy, draft=folders[1]).target_fingerprint
-    weights(lambda found: found["model.layers.1.mlp.up_proj.weight"][-1, -1].add_(1))(target_copy)
-    assert load_pair(target_copy, draft=folders[1]).target_fingerprint != before
-
-
 def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches weights that are read again at each load, and a memory that outlives a change of any of the files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "a.safetensors").write_bytes(b"weights")
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"weights")
     (tmp_path / "config.json").write_bytes(b"{}")
     files, made = fingerprints.weight_files(tmp_path), iter("abcdefgh")
     assert {path.name for path in files} == {"a.safetensors", "config.json"}
 
-    def found() -> str:
-        return fingerprints.remembered(files, lambda: next(made), dtype="auto")
+    def found(dtype: str = "auto") -> str:
+        return fingerprints.remembered(files, lambda: next(made), dtype=dtype)
 
     assert (found(), found()) == ("a", "b"), "files of this second may change again without another time"
     monkeypatch.setattr(fingerprints, "SETTLED_S", -1.0)
-    assert (found(), found()) == ("c", "c")
-    assert fingerprints.remembered(files, lambda: "z", dtype="float16") == "z"
-    times = (tmp_path / "a.safetensors").stat()
-    (tmp_path / "a.safetensors").write_bytes(b"WEIGHTS")
-    os.utime(tmp_path / "a.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert (found(), found()) == ("d", "d"), "same size, and the time put back"
-    (tmp_path / "config.json").write_bytes(b"{ }")
-    assert (found(), found()) == ("e", "e")
-    assert fingerprints.remembered([], lambda: next(made), dtype="auto") == "f"
+    assert (found(), found(), found("float16")) == ("c", "c", "d")
+    times = path.stat()
+    path.write_bytes(b"WEIGHTS")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (found(), found()) == ("e", "e"), "same size, and the time put back"
     (tmp_path / "adapter_config.json").write_bytes(b"{}")
     assert fingerprints.weight_files(tmp_path) == [], "weights of an adapter's base lie elsewhere"
 
@@ -402,26 +339,17 @@ def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path
 # Heads
 
 
-def test_a_head_of_an_earlier_version_says_what_to_do(folders: Folders, pair: Pair, tmp_path: Path) -> None:
-    """Catches heads of before that are called another pair's, or taken without a look."""
-    AcceptanceHead(HeadCard(hidden_size=32, draft="0123456789abcdef")).save_pretrained(tmp_path)
-    with pytest.raises(HeadError, match=rf"0123456789abcdef, which an earlier .*{pair.draft_fingerprint}.*head\.json"):
-        load_pair(folders[0], draft=folders[1], head=tmp_path)
-    setting("head.json", draft=pair.draft_fingerprint)(tmp_path)
-    assert load_pair(folders[0], draft=folders[1], head=tmp_path).head is not None
-
-
 def test_a_head_that_does_not_fit_is_refused(folders: Folders, pair: Pair, tmp_path: Path) -> None:
     """Catches a head that silently judges a draft it never saw, and a shape error in the middle of the first answer."""
     other = 2 * "0123456789abcdef"
-    cards = (
+    cards: tuple[tuple[dict[str, Any], str], ...] = (
         ({"draft": other}, rf"another draft.*{other}, this draft is {pair.draft_fingerprint}"),
         ({"target": other}, rf"another target.*{other}, this target is {pair.target_fingerprint}"),
         ({"hidden_size": 24}, "of width 24, the draft has width 32"),
     )
     for said, message in cards:
-        card = {"hidden_size": 32, "target": pair.target_fingerprint, "draft": pair.draft_fingerprint} | said
-        head = AcceptanceHead(HeadCard(**card))
+        fitting = HeadCard(hidden_size=32, target=pair.target_fingerprint, draft=pair.draft_fingerprint)
+        head = AcceptanceHead(replace(fitting, **said))
         head.save_pretrained(tmp_path)
         with pytest.raises(HeadError, match=message):
             load_pair(folders[0], draft=folders[1], head=tmp_path)
@@ -458,18 +386,6 @@ def decoder(pair: Pair) -> Decoder:
     return Decoder(pair, policy=Fixed(k=3))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_generate_and_stream_agree(decoder: Decoder, temperature: float) -> None:
-    """Catches a seed that is used differently, or text lost, on one of the two ways."""
-    options: dict[str, Any] = {"max_tokens": 40, "seed": 7, "temperature": temperature, "ignore_eos": True}
-    out = decoder.generate("hello you", **options)
-    steps = list(decoder.stream("hello you", **options))
-    assert list(out.tokens) == [t for r in steps for t in r.tokens]
-    assert out.text == "".join(r.text for r in steps)
-    assert len(out.tokens) == 40
-    assert [r.finish_reason for r in steps] == [None] * (len(steps) - 1) + ["length"]
-
-
 def test_seeds_decide(decoder: Decoder) -> None:
     """Catches a seed that is ignored, an unseeded request that is not random, and a draw from torch's global generator."""
     before = torch.get_rng_state()
@@ -485,9 +401,7 @@ def test_ends_end_and_ignore_eos_ignores_them(pair: Pair) -> None:
     decoder = Decoder(replace(pair, ends=(9, 30, 47)), policy=Fixed(k=3))
     answers = [decoder.generate("hello", max_tokens=60, seed=seed) for seed in range(30)]
     assert {out.tokens[-1] for out in answers if out.finish_reason == "eos"} == {9, 30, 47}
-    for out in answers:
-        assert not set(out.tokens[:-1]) & {9, 30, 47}
-        assert len(out.text) == len(out.tokens) - (out.finish_reason == "eos") - sum(t < 3 for t in out.tokens)
+    assert not any(set(out.tokens[:-1]) & {9, 30, 47} for out in answers)
     ignoring = decoder.generate("hello", max_tokens=60, seed=0, ignore_eos=True)
     assert (len(ignoring.tokens), ignoring.finish_reason) == (60, "length")
 
@@ -540,35 +454,16 @@ def test_requests_that_cannot_be_decoded(decoder: Decoder, prompt: Any, options:
             ask(prompt, **options)
 
 
-def test_every_option_of_sampling_reaches_the_session(decoder: Decoder) -> None:
-    """Catches an option that is taken and forgotten, and defaults that no file names, such as a top-k of 50."""
-    asked: dict[str, Any] = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5}
-    assert decoder.start("hello", **asked).sampling == Sampling(**asked)
-    assert decoder.start("hello").sampling == Sampling()
-
-
 def test_the_models_own_generation_config_is_the_default(folders: Folders, target_copy: Path) -> None:
-    """Catches sampling parameters that a model asks for and nobody follows, ones that overrule what was named, and a top-k
-    that cannot be switched off."""
+    """Catches sampling parameters that a model asks for and nobody follows, ones that overrule what was named, an option
+    that is forgotten, and a top-k that cannot be switched off."""
     setting("generation_config.json", temperature=0.6, top_k=20, top_p=0.95, do_sample=True)(target_copy)
     decoder = Decoder(load_pair(target_copy, draft=folders[1]))
     own = Sampling(temperature=0.6, top_k=20, top_p=0.95)
+    asked: dict[str, Any] = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5}
+    assert decoder.start("hello", **asked).sampling == Sampling(**asked)
     assert decoder.start("hello").sampling == own
     assert decoder.start("hello", temperature=None, top_k=None).sampling == own
     assert decoder.start("hello", temperature=1.0, top_k=0).sampling == Sampling(top_p=0.95)
     assert decoder.start("hello", sampling=Sampling()).sampling == Sampling()
     assert decoder.generate("hello", max_tokens=2).sampling == own
-
-
-def test_a_draft_with_a_shorter_context_stops_drafting_at_its_end(folders: Folders, tmp_path: Path) -> None:
-    """Catches a crash, or an answer cut short, where the draft's learned positions end before the target's."""
-    draft = save_model(tmp_path, kind="gpt2", seed=2, n_positions=16)
-    decoder = Decoder(load_pair(folders[0], draft=draft), policy=Fixed(k=4))
-    out = decoder.generate([5] * 8, max_tokens=30, temperature=0.0, ignore_eos=True)
-    alone = Decoder(decoder.pair, policy=Fixed(k=0)).generate([5] * 8, max_tokens=30, temperature=0.0, ignore_eos=True)
-    assert out.tokens == alone.tokens
-    assert len(out.tokens) == 30
-    assert out.steps[0].num_drafted == 4
-    assert out.steps[-1].num_drafted == 0
-    long = decoder.generate([5] * 20, max_tokens=5, seed=0, ignore_eos=True)
-    assert (len(long.tokens), long.metrics.num_draft_tokens) == (5, 0)

@@ -42,6 +42,7 @@ def test_a_spec_says_a_policy(spec: str, policy: Policy):
     """Catches a value that lands in another parameter, and a policy whose printed spec cannot be typed in again."""
     assert policy_spec.parse_policy(spec).build(None) == policy
     assert policy_spec.parse_policy(policy_spec.spec_of(policy)).build(None) == policy
+    assert policy_spec.spec_of(AutoOff(policy=Policy())) == "auto-off:Policy", "of a rule of somebody's own its class"
 
 
 def test_specdecpp_takes_the_heads_threshold_unless_told_otherwise():
@@ -56,28 +57,16 @@ def test_specdecpp_takes_the_heads_threshold_unless_told_otherwise():
     assert policy_spec.spec_of(typed) == "specdecpp:0.5,min_tokens=1"
 
 
-def test_every_exported_rule_can_be_typed():
-    """Catches a new rule that the command line does not know, and one it offers that is no longer there."""
+def test_every_exported_rule_and_parameter_can_be_typed():
+    """Catches a new rule that the command line does not know, one it offers that is no longer there, and a parameter that is
+    offered but refused by its class."""
     shown = {**vars(policies), **vars(lab)}.values()
     rules = {kind for kind in shown if isinstance(kind, type) and issubclass(kind, Policy)}
-    typed = {kind for kind, *_ in (policy_spec.KINDS | policy_spec.WRAPPERS).values()}
-    assert typed == rules - {Policy, TreePolicy}
-    assert {name.split(":")[0] for name in policy_spec.policy_names()} == {
-        policy_spec.NO_DRAFT,
-        *policy_spec.READERS,
-        *policy_spec.KINDS,
-        *policy_spec.WRAPPERS,
-    }
-
-
-@pytest.mark.parametrize("name", policy_spec.KINDS)
-def test_every_parameter_of_a_spec_is_one_of_the_rule(name: str):
-    """Catches a parameter that is offered but refused by its class, or cannot be told from its default when it is printed."""
-    kind, main, others = policy_spec.KINDS[name]
-    known = {f.name: f for f in fields(kind)}
-    assert {main, *others} <= known.keys()
-    settable = {n for n, f in known.items() if f.init} - {"head"}
-    assert settable == {main, *others}, "the rest could not be typed"
+    forms = policy_spec.KINDS | policy_spec.WRAPPERS
+    assert {kind for kind, *_ in forms.values()} == rules - {Policy, TreePolicy}
+    assert {name.split(":")[0] for name in policy_spec.policy_names()} == {policy_spec.NO_DRAFT, *policy_spec.READERS, *forms}
+    for kind, main, further in policy_spec.KINDS.values():
+        assert {f.name for f in fields(kind) if f.init} - {"head"} == {main, *further}
 
 
 def test_rules_within_rules_get_the_head():
@@ -96,11 +85,6 @@ def test_rules_within_rules_get_the_head():
     assert not policy_spec.parse_policy("auto-off:cumulative").needs_head
 
 
-def test_a_rule_of_somebodys_own_goes_by_its_class():
-    """Catches a report that breaks on a rule it does not know."""
-    assert policy_spec.spec_of(AutoOff(policy=Policy(max_tokens=3))) == "auto-off:Policy"
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -112,23 +96,17 @@ def test_a_rule_of_somebodys_own_goes_by_its_class():
         ("bandit:fixed:1|bandit:fixed:2", "two or more arms"),
         ("bandit:exploration=0.1,exploration=0.2:target|fixed:1", "exploration is given twice"),
         ("auto-off:specdec", r"there is no policy 'specdec'.*auto-off:POLICY, bandit:POLICY\|POLICY"),
+        *((spec, "policy|Heuristic") for spec in ("fixed:x", "fixed:1,2", "fixed:max_tokens=3", "target:2", "heuristic:0", "")),
     ],
 )
-def test_a_rule_made_of_rules_that_says_nothing_is_refused(spec: str, message: str):
-    """Catches a typo inside a spec that silently becomes a default, or is told of another part of it."""
+def test_a_spec_that_names_no_rule_is_refused(spec: str, message: str):
+    """Catches a typo that silently becomes a default, or an error about another part of the spec."""
     with pytest.raises(ValueError, match=message):
-        policy_spec.parse_policy(spec)
-
-
-@pytest.mark.parametrize("spec", ["fixed:x", "fixed:1,2", "fixed:max_tokens=3", "target:2", "heuristic:0", "", ":3"])
-def test_a_spec_that_says_nothing_is_refused(spec: str):
-    """Catches a typo that silently becomes a default."""
-    with pytest.raises(ValueError, match=r"policy|Heuristic"):
         policy_spec.parse_policy(spec)
 
 
 @pytest.mark.parametrize("spec", ["", "axb", "4x0", "costs:0", "cost"])
 def test_a_tree_that_says_nothing_is_refused(spec: str):
     """Catches int()'s own words, and widths of nothing."""
-    with pytest.raises(ValueError, match=re.escape(f"there is no tree {spec!r}. Give costs, costs:CHILDREN")):
+    with pytest.raises(ValueError, match=re.escape(f"there is no tree {spec!r}. Give costs, or widths")):
         parse_tree(spec)

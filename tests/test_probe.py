@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from specdecpp.backends import EagerModel, LeanModel, NativeModel, lean, native, probe
 from specdecpp.backends.angles import Angles
@@ -53,26 +52,6 @@ def test_what_is_expected_is_the_model_in_float32(kind: str, is_tied: bool) -> N
     assert torch.equal(found, deepcopy(narrow).float()(input_ids=torch.tensor([ids])).logits[0].detach())
 
 
-def test_values_can_come_from_elsewhere() -> None:
-    """Catches a model without weights of its own (a file's skeleton) that cannot be asked, and names no file has."""
-    model = tiny_model("llama", tie_word_embeddings=True)
-    values, ids = dict(model.named_parameters()), probe.tokens(64)
-    assert "lm_head.weight" not in values
-    skeleton = tiny_model("llama", tie_word_embeddings=True)
-    for module in skeleton.modules():
-        for name, parameter in module._parameters.items():
-            module._parameters[name] = None if parameter is None else nn.Parameter(parameter.to("meta"))
-    skeleton.tie_weights()
-    asked: list[str] = []
-
-    def value_of(name: str) -> Tensor:
-        asked.append(name)
-        return values[name].detach()
-
-    assert torch.equal(probe.expected(skeleton, ids, value_of=value_of), probe.expected(model, ids))
-    assert set(asked) == set(values)
-
-
 def test_the_weights_are_not_copied_as_a_whole() -> None:
     """Catches a check that takes as much memory again as the model: values go as soon as their module has been called."""
     model = tiny_model("llama", layers=4).bfloat16()
@@ -88,17 +67,6 @@ def test_the_weights_are_not_copied_as_a_whole() -> None:
     assert most == 1
     for hook in hooks:
         hook.remove()
-
-
-def test_a_pass_that_fails_leaves_the_model_as_it_was() -> None:
-    """Catches float32 values or hooks that stay in a model whose check was interrupted."""
-    model = tiny_model("llama").bfloat16()
-    hook = model.model.layers[1].mlp.register_forward_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        probe.expected(model, probe.tokens(64))
-    hook.remove()
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
 def mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,15 +96,12 @@ def test_a_wrong_angle_norm_or_mask_is_found_in_any_precision(
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_wrong_angle_of_compiled_code_is_found(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches the same in the compiled backend, whose sums are in float32: one angle in a thousand too large is seen."""
-    model = tiny_model("llama", seed=1, head_dim=16).to(dtype)
-    NativeModel(model)
+def test_a_wrong_angle_of_compiled_code_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the same in the compiled backend, whose sums are in float32: an angle two in a thousand too large is seen."""
     to = Angles.to
     monkeypatch.setattr(Angles, "to", lambda self, end: tuple(t * 1.002 for t in to(self, end)))
     with pytest.raises(BackendError, match="other logits than transformers in float32"):
-        NativeModel(model)
+        NativeModel(tiny_model("llama", seed=1, head_dim=16).bfloat16())
 
 
 def test_logits_that_are_no_numbers_agree_with_nothing() -> None:
@@ -148,16 +113,13 @@ def test_logits_that_are_no_numbers_agree_with_nothing() -> None:
         LeanModel(model)
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 5, 64, 49152])
+@pytest.mark.parametrize("vocab_size", [1, 5, 49152])
 def test_ids_are_of_the_vocabulary_and_positions_of_the_context(vocab_size: int) -> None:
     """Catches an id past a small vocabulary, special tokens taken for text, and a probe longer than the context."""
     ids = probe.tokens(vocab_size)
     assert len(ids) == probe.NUM_TOKENS
     assert all(0 <= i < vocab_size for i in ids)
-    if vocab_size == 49152:
-        assert len(set(ids)) == len(ids)
-        assert min(ids) > 1000
-    for length in (1, 2, 3, 7):
-        backend = EagerModel(tiny_model("llama", vocab_size=vocab_size))
-        found = probe.observed(backend, probe.tokens(vocab_size, length))
+    assert vocab_size < 100 or (len(set(ids)) == len(ids) and min(ids) > 1000)
+    for length in (1, 3, 7):
+        found = probe.observed(EagerModel(tiny_model("llama", vocab_size=vocab_size)), probe.tokens(vocab_size, length))
         assert found.shape == (length, vocab_size)

@@ -154,49 +154,35 @@ def test_caches_of_two_lengths_are_refused() -> None:
         p.forward_both(p.new_cache(), unread, [99])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_the_same(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches prompts that are not read so at all, and answers that depend on it: of one prompt, and of the next that begins
-    alike, whose draft may have read less."""
-    counted = []
-    reads_both = NativeModel.forward_both
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each call reads for both models."""
+    found, reads_both = [], NativeModel.forward_both
+    monkeypatch.setattr(NativeModel, "forward_both", lambda *given: (found.append(len(given[3])), reads_both(*given)))
+    return found
 
-    def count(self: NativeModel, cache: Any, draft: Any, tokens: list[int]) -> None:
-        counted.append(len(tokens))
-        reads_both(self, cache, draft, tokens)
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_the_same(temperature: float, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches prompts that are not read so at all, and answers that depend on it: of one prompt, of the next that begins
+    alike, whose draft may have read less, and of several at once."""
 
     def answers() -> list[tuple[int, ...]]:
         p, q = backends(*models())
-        decoder = Decoder(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), costs=Costs.relative(0.2))
-        ask = {"max_tokens": 12, "temperature": temperature, "seed": 3}
-        return [decoder.generate(prompt, **ask).tokens for prompt in (TEXT[:50], TEXT[:90], TEXT[200:])]
+        of = Pair(target=p, draft=q, tokenizer=tiny_tokenizer())
+        decoder, anew = (Decoder(of, costs=Costs.relative(0.2), reuses=reuses) for reuses in (True, False))
+        ask: dict[str, Any] = {"max_tokens": 12, "temperature": temperature, "seed": 3}
+        found = [decoder.generate(prompt, **ask).tokens for prompt in (TEXT[:50], TEXT[:90], TEXT[200:])]
+        many = anew.generate_all([TEXT[:60], TEXT[60:130], TEXT[130:150]], **ask)
+        return [*found, *(one.tokens for one in many)]
 
-    monkeypatch.setattr(NativeModel, "forward_both", count)
     together = answers()
-    assert counted
     assert counted[0] == 49
+    assert sorted(counted[-2:]) == [59, 69], "the short one is read beside the others"
     monkeypatch.setattr(NativeModel, "share_of", lambda self, draft: 0.0)
     num = len(counted)
     assert answers() == together
     assert len(counted) == num
-
-
-def test_prompts_of_requests_together_are_read_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a server whose drafts read their prompts alone, and pieces of two requests that get into each other's caches."""
-    counted = []
-    reads_both = NativeModel.forward_both
-
-    def count(self: NativeModel, cache: Any, draft: Any, tokens: list[int]) -> None:
-        counted.append(len(tokens))
-        reads_both(self, cache, draft, tokens)
-
-    monkeypatch.setattr(NativeModel, "forward_both", count)
-    p, q = backends(*models())
-    decoder = Decoder(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), costs=Costs.relative(0.2), reuses=False)
-    prompts = [TEXT[:60], TEXT[60:130], TEXT[130:150]]
-    together = [one.tokens for one in decoder.generate_all(prompts, max_tokens=12, seed=4)]
-    assert sorted(counted) == [59, 69], "the short one is read beside the others"
-    assert together == [decoder.generate(prompt, max_tokens=12, seed=4).tokens for prompt in prompts]
 
 
 def test_what_it_saves_is_part_of_the_costs() -> None:

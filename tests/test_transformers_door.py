@@ -14,10 +14,10 @@ from distributions import Distribution, answer, distribution_of, finish, largest
 from kinds import CACHE, KINDS, model_of
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
-    StaticCache,
     StoppingCriteria,
     SynthIDTextWatermarkingConfig,
     set_seed,
@@ -46,7 +46,7 @@ from specdecpp import (
     UnsoundError,
     custom_generate,
 )
-from specdecpp.backends import EagerModel, LeanModel
+from specdecpp.backends import EagerModel
 from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs, MaxConfidence
@@ -117,9 +117,6 @@ class Tape(BaseStreamer):
         self.seen.append("end")
 
 
-# Greedy identity
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_the_models_own_generate(kind: str) -> None:
     """Catches a loop that reads the prompt, the cache or a rejection otherwise than the model does, and one that accepts
@@ -133,14 +130,10 @@ def test_greedy_tokens_are_those_of_the_models_own_generate(kind: str) -> None:
 PROCESSED: dict[str, dict[str, Any]] = {
     "no-repeat": {"no_repeat_ngram_size": 2},
     "min-new": {"min_new_tokens": 9, "eos_token_id": list(range(1, 50))},
-    "min-length": {"min_length": 12, "eos_token_id": list(range(1, 50))},
-    "bad-words": {"bad_words_ids": [[47], [4, 8]]},
     "bias": {"sequence_bias": [[[8], -20.0], [[4, 8], 9.0]]},
-    "suppress": {"suppress_tokens": [5, 8], "begin_suppress_tokens": [47]},
     "forced-end": {"forced_eos_token_id": 1, "eos_token_id": 1},
     "decay": {"exponential_decay_length_penalty": (3, 1.8), "eos_token_id": 1},
     "penalty": {"repetition_penalty": 1.7},
-    "penalty-and-more": {"repetition_penalty": 1.7, "no_repeat_ngram_size": 3},
     "custom": {"logits_processor": LogitsProcessorList([Liking()])},
     "warpers": {"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(9.0), TopKLogitsWarper(5)])},
     "prefix": {"prefix_allowed_tokens_fn": lambda _, seen: [(int(seen[-1]) + d) % 64 for d in (1, 5, 11)]},
@@ -156,17 +149,21 @@ def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name:
     mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
     options = PROCESSED[name] | {"attention_mask": mask}
     loop = custom_generate(draft_of("llama"), policy=Fixed(k=3))
-    assert generate(target, padded, custom_generate=loop, **options) == generate(target, padded, **options)
+    expected = generate(target, padded, **options)
+    assert generate(target, padded, custom_generate=loop, **options) == expected
+    assert (expected == generate(target, padded, attention_mask=mask)) == (name == "warpers"), "which greedy decoding ignores"
 
 
-def test_a_processor_that_does_nothing_would_not_do() -> None:
-    """Catches cases above that prove nothing, because their processor changes no token."""
-    plain = generate(model_of("llama"))
-    inert = {name for name, options in PROCESSED.items() if generate(model_of("llama"), **options) == plain}
-    assert inert == {"warpers"}, "which greedy decoding ignores"
-
-
-# One seed, one answer
+def test_the_reference_pair_with_its_head_gives_the_tokens_of_generate() -> None:
+    """Catches a loop that works for random models only: trained ones, named by their folders, with a head."""
+    target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
+    loop = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
+    prompt = tokenizer("What is a guitar?\n", return_tensors="pt")
+    plain = target.generate(**prompt, max_new_tokens=40, do_sample=False)
+    ours = target.generate(**prompt, custom_generate=loop, max_new_tokens=40, do_sample=False, return_dict_in_generate=True)
+    assert ours.sequences.tolist() == plain.tolist()
+    assert ours.metrics.mean_acceptance_length > 1.5
 
 
 SAMPLED: dict[str, dict[str, Any]] = {
@@ -224,14 +221,10 @@ def test_a_head_and_its_rule_decide_as_in_the_decoder() -> None:
 
 def test_the_rule_that_weighs_costs_has_them_measured() -> None:
     """Catches a rule that needs costs and fails, or is given those of another head, when nobody gives any."""
-    head = AcceptanceHead.from_pretrained(REFERENCE / "head")
-    target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
-    draft = AutoModelForCausalLM.from_pretrained(REFERENCE / "draft", dtype=torch.float32)
-    loop = custom_generate(draft, policy=CostAware(head=head))
+    load, options = AutoModelForCausalLM.from_pretrained, {"dtype": torch.float32}
+    target, draft = load(REFERENCE / "target", **options), load(REFERENCE / "draft", **options)
+    loop = custom_generate(draft, policy=CostAware(head=AcceptanceHead.from_pretrained(REFERENCE / "head")))
     assert generate(target, custom_generate=loop) == generate(target)
-
-
-# The distribution under processors
 
 
 class Steering(LogitsProcessor):
@@ -328,9 +321,6 @@ def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> Non
     assert read(penalty, num_padding=2) == (Sampling(), 1), "it counts the padding as seen"
 
 
-# Ends
-
-
 @pytest.mark.parametrize("num_new", [1, 4, 6, 7])
 def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> None:
     """Catches draft tokens that were accepted in the same step and are returned, streamed or counted all the same."""
@@ -372,43 +362,32 @@ def test_a_generation_config_is_heeded() -> None:
         assert target.generate(ids(), generation_config=config, custom_generate=loop).tolist() == plain.tolist()
 
 
-# Streams
-
-
-def test_a_streamer_is_told_what_generate_tells_it() -> None:
-    """Catches a streamer that gets the prompt twice or never, tokens in other shapes, or no end."""
-    tapes = Tape(), Tape()
+def test_a_streamer_gets_what_generate_gives_it() -> None:
+    """Catches a streamer that gets the prompt twice or never, tokens in other shapes, no end, or those of another call."""
+    tapes, loop = (Tape(), Tape()), custom_generate(draft_of("llama"))
     generate(model_of("llama"), streamer=tapes[0])
-    generate(model_of("llama"), streamer=tapes[1], custom_generate=custom_generate(draft_of("llama")))
-    assert tapes[1].seen == tapes[0].seen
-    loop = custom_generate(draft_of("llama"))
+    generate(model_of("llama"), streamer=tapes[1], custom_generate=loop)
     generate(model_of("llama"), custom_generate=loop)
-    assert len(tapes[1].seen) == 26, "the streamer of an earlier call"
+    assert tapes[1].seen == tapes[0].seen
 
 
-# Models
-
-
-@pytest.mark.parametrize("draw", [False, True])
-def test_the_models_are_left_as_they_were(draw: bool) -> None:
+def test_the_models_are_left_as_they_were() -> None:
     """Catches weights that are changed or laid out anew, dropout that stays off, and hooks that pile up with every loop."""
     target = tiny_model("gpt2", seed=3, attn_pdrop=0.1)
     draft = tiny_draft(target)
     before = [(p, p.data_ptr(), p.detach().clone()) for model in (target, draft) for p in model.parameters()]
     target.train()
     target.transformer.h[0].eval()
-    modes = [m.training for m in target.modules()]
-    for _ in range(3):
-        generate(target, custom_generate=custom_generate(draft, policy=Fixed(k=2)), do_sample=draw)
-    assert [m.training for m in target.modules()] == modes
-    assert all(not m.training for m in draft.modules())
+    modes = [m.training for model in (target, draft) for m in model.modules()]
+    for draws in (False, True, False):
+        generate(target, custom_generate=custom_generate(draft, policy=Fixed(k=2)), do_sample=draws)
+    assert [m.training for model in (target, draft) for m in model.modules()] == modes
     after = [p for model in (target, draft) for p in model.parameters()]
     for (parameter, place, values), now in zip(before, after, strict=True):
         assert now is parameter
         assert now.data_ptr() == place
         assert torch.equal(now, values)
-    assert len(target.get_output_embeddings()._forward_pre_hooks) <= 1
-    assert len(draft.get_output_embeddings()._forward_pre_hooks) <= 1
+    assert all(len(model.get_output_embeddings()._forward_pre_hooks) <= 1 for model in (target, draft))
 
 
 def test_weights_that_change_between_calls_are_those_that_decode() -> None:
@@ -427,24 +406,12 @@ def test_weights_that_change_between_calls_are_those_that_decode() -> None:
     assert generate(target, custom_generate=loop) == generate(target)
 
 
-def test_a_lean_backend_may_be_asked_for() -> None:
-    """Catches a choice of backend that is not heeded."""
-    target = tiny_model("llama", seed=3)
-    loop: Any = custom_generate(tiny_draft(target), policy=Fixed(k=3), backend=LeanModel)
-    plain = generate(target)
-    assert generate(target, custom_generate=loop) == plain
-    assert [type(match.pair.target) for match in loop.matches.values()] == [LeanModel]
-
-
-def test_a_model_that_was_used_can_be_copied_and_saved(tmp_path: Path) -> None:
+def test_a_model_that_was_used_can_be_copied() -> None:
     """Catches backends and hooks that go with a copy of the model and listen at the original's output layer."""
     used = tiny_model("llama")
-    told = generate(used, custom_generate=custom_generate(used, policy=Fixed(k=2)))
-    torch.save(used, tmp_path / "model.pt")
-    for other in (copy.deepcopy(used), torch.load(tmp_path / "model.pt", weights_only=False), tiny_draft(used)):
-        plain = generate(other)
-        assert generate(other, custom_generate=custom_generate(other, policy=Fixed(k=2))) == plain
-    assert generate(used) == told
+    generate(used, custom_generate=custom_generate(used, policy=Fixed(k=2)))
+    for other in (copy.deepcopy(used), tiny_draft(used)):
+        assert generate(other, custom_generate=custom_generate(other, policy=Fixed(k=2))) == generate(other)
 
 
 def test_the_draft_sees_the_processors_and_the_ends_too() -> None:
@@ -458,9 +425,6 @@ def test_the_draft_sees_the_processors_and_the_ends_too() -> None:
     assert (metrics.num_draft_tokens, metrics.num_accepted_draft_tokens) == (3, 3)
 
 
-# Refusals
-
-
 def filled() -> DynamicCache:
     cache = DynamicCache()
     model_of("llama")(ids(), **{CACHE: cache})
@@ -470,22 +434,14 @@ def filled() -> DynamicCache:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batch": ({"inputs": torch.tensor([PROMPT, PROMPT])}, "one sequence at a time, got 2"),
     "beams": ({"num_beams": 3}, "one sequence at a time, got 3"),
-    "sequences": ({"do_sample": True, "num_return_sequences": 4}, "one sequence at a time, got 4"),
     "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores is not supported"),
-    "logits": ({"return_dict_in_generate": True, "output_logits": True}, "output_logits is not supported"),
-    "attentions": ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions is not supported"),
     "states": ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states is not supported"),
     "lookup": ({"prompt_lookup_num_tokens": 3}, "assisted generation is another way"),
     "static": ({"cache_implementation": "static"}, "cache_implementation='static' is not supported"),
-    "static-object": (
-        {CACHE: StaticCache(config=model_of("llama").config, max_cache_len=64)},
-        "past_key_values is not supported",
-    ),
     "filled": ({CACHE: filled(), "inputs": ids(*PROMPT, 4)}, "past_key_values is not supported"),
     "empty": ({CACHE: DynamicCache()}, "past_key_values is not supported"),
     "embeddings": ({"inputs": None, "inputs_embeds": torch.zeros(1, 5, 32)}, "inputs_embeds: not supported"),
     "hole": ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1]])}, "the attention mask hides tokens"),
-    "right": ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}, "the attention mask hides tokens"),
     "positions": ({"position_ids": torch.tensor([[4, 5, 6, 7, 8]])}, "position_ids other than"),
     "guidance": ({"guidance_scale": 2.0}, "remembers the tokens it has seen"),
     "watermark": (
@@ -503,14 +459,6 @@ def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
     given = {"inputs": ids(), "max_new_tokens": 4, "pad_token_id": 0} | options
     with pytest.raises(ValueError, match=re.escape(message)):
         model_of("llama").generate(**given, custom_generate=loop)
-
-
-def test_an_unknown_input_is_refused() -> None:
-    """Catches inputs of other modalities that the draft would never see."""
-    loop, target = custom_generate(draft_of("llama")), model_of("llama")
-    config = GenerationConfig(max_length=9)
-    with pytest.raises(ValueError, match="pixel_values: not supported"):
-        loop(target, ids(), LogitsProcessorList(), None, config, pixel_values=torch.zeros(1, 3, 8, 8))
 
 
 def test_unsound_rules_are_refused() -> None:

@@ -268,26 +268,6 @@ def test_rounds_without_hope_of_a_second_child_are_chains(row: float, sampling: 
     assert (True in forms) == (row < 0.1)
 
 
-@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 1), (3,), ()])
-def test_the_target_reads_leaf_by_leaf(widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a chain that is verified node by node, in as many passes as decoding without a draft takes."""
-    session = PLAIN.session(Widths(widths=widths), TokenVerification(), streams(3))
-    session.prefill()
-    target, read = session._request.target, []
-    extend = type(target).extend
-
-    def counted(self: Any, tokens: list[int], *, rows: int) -> Any:
-        read.extend([len(tokens)] * (self is target))
-        return extend(self, tokens, rows=rows)
-
-    monkeypatch.setattr(type(target), "extend", counted)
-    found = session.step()
-    grown = found.extra
-    num_leaves = len(set(range(len(grown.tokens))) - set(grown.parents))
-    again = num_leaves > 1 and found.num_accepted > 0  # the accepted branch was read before another
-    assert max(1, num_leaves) <= len(read) <= max(1, num_leaves) + again
-
-
 # Dice, and mistakes
 
 

@@ -1,17 +1,19 @@
 """Replay of trees against the session: the joint distribution of text and trees, enumerated."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from distributions import Distribution, Request, distribution_of, largest_difference, unchecked
 from tables import COSTS
-from test_law import SITUATIONS
+from test_law import SITUATIONS, pair_of_tables
 from test_tree_law import SHAPES, Removing, small
 
 from specdecpp.lab.trees import TreePolicy, Widths
-from specdecpp.lab.trees.replay import TreePlayer, replay_trees
+from specdecpp.lab.trees.recorded import RecordedDistributions
+from specdecpp.lab.trees.replay import played, replay_trees
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.verify import CompareVerification, GreedyVerification, TokenVerification, Verification
 
@@ -71,9 +73,7 @@ def replay_law(request: Request, policy: TreePolicy, *, compares: bool = False) 
     distribution: Distribution = {}
     for (text, _), probability in request.own_law().items():
         distributions = TableLaws(request=request, tokens=text)
-        found = distribution_of(
-            lambda coins, of=distributions: told(list(TreePlayer(of, policy, COSTS, compares=compares).steps(coins)))
-        )
+        found = distribution_of(lambda coins, of=distributions: told(list(played(of, policy, COSTS, coins, compares=compares))))
         for key, chance in found.items():
             distribution[text, key] = distribution.get((text, key), 0.0) + probability * chance
     return distribution
@@ -106,16 +106,10 @@ def test_of_several_rounds(shape: str) -> None:
 @pytest.mark.parametrize("children", ["drawn", "likeliest"])
 def test_under_comparison(shape: str, children: Any) -> None:
     """Catches children that are coupled where nobody tests them by q."""
-    request, policy = small("end-of-text", 2), replace(SHAPES[shape](), children=children)
-    assert (
-        largest_difference(session_law(request, policy, CompareVerification()), replay_law(request, policy, compares=True))
-        < 1e-12
-    )
-    policy = Removing(children=children)
-    assert (
-        largest_difference(session_law(request, policy, CompareVerification()), replay_law(request, policy, compares=True))
-        < 1e-12
-    )
+    request = small("end-of-text", 2)
+    for policy in (replace(SHAPES[shape](), children=children), Removing(children=children)):
+        expected = session_law(request, policy, CompareVerification())
+        assert largest_difference(expected, replay_law(request, policy, compares=True)) < 1e-12
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -126,6 +120,20 @@ def test_likeliest_children_and_greedy_answers(shape: str) -> None:
     assert largest_difference(session_law(request, policy, TokenVerification()), replay_law(request, policy)) < 1e-12
     greedy = replace(SITUATIONS["five-tokens"], sampling=Sampling(temperature=0.0))
     assert session_law(greedy, policy, GreedyVerification()) == replay_law(greedy, SHAPES[shape]())
+
+
+def test_recorded_rows_are_those_of_a_fresh_pass() -> None:
+    """Catches a cache of the draft that holds another branch, and rows that are shifted by one."""
+    pair, tokens = pair_of_tables(), (2, 0, 1)
+    record: Any = SimpleNamespace(source="s", prompt=torch.tensor([0, 1]), answer=torch.tensor(tokens))
+    terms: Any = SimpleNamespace(ends=())
+    answer = RecordedDistributions(record, pair, terms, Sampling())
+    models: Any = pair
+    for i, branch in ((0, ()), (1, (2,)), (1, (2, 1)), (2, ()), (0, (1,)), (1, (2,)), (3, ())):
+        text = (0, 1, *tokens[:i], *branch)
+        torch.testing.assert_close(answer.q(i, branch), models.draft.distribution(text))
+        if not branch and i < 3:
+            torch.testing.assert_close(answer.p(i), models.target.distribution(text))
 
 
 def test_sums_are_those_of_the_rounds() -> None:

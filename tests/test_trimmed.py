@@ -11,7 +11,7 @@ import torch
 from distributions import chi_square_tail, unchecked
 
 import specdecpp as sd
-from specdecpp.backends import EagerModel, GraphModel, LeanModel, trimmed
+from specdecpp.backends import EagerModel, GraphModel, LeanModel
 from specdecpp.backends.native import NativeModel, compiler
 from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
@@ -95,9 +95,3 @@ def test_compiled_rounds_keep_the_law(verification):
     with unchecked():
         counts = Counter(decoder.generate([4, 9], max_tokens=4, seed=seed).tokens[0] for seed in range(500))
     assert chi_square_tail(counts, dict(enumerate(p.tolist()))) > 1e-4
-
-
-def test_widened_puts_rows_where_they_belong():
-    """Catches an order other than that of the ids."""
-    found = trimmed.widened(torch.tensor([[1.0, 2.0]]), torch.tensor([1, 3]), vocab_size=5)
-    assert found.tolist() == [[-torch.inf, 1.0, -torch.inf, 2.0, -torch.inf]]

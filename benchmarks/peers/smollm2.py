@@ -24,7 +24,6 @@ from peers.pairs import PROMPTS, acceptance, as_ids, greedy
 from specdecpp.backends import trimmed
 from specdecpp.loading import gguf_writing, shipped
 from specdecpp.loading.gguf import GGUF
-from specdecpp.loading.gguf_reading import GGUFSource
 
 
 def main() -> None:
@@ -48,13 +47,13 @@ def prepare(folder: Path, names: shipped.Names) -> None:
     shutil.copytree(names.head, folder / "head-q4_1")
     tokenizer = GGUF(target).tokenizer()
     for path, role in ((target, "target"), (draft, "draft")):
-        model = GGUFSource(path).model(torch.bfloat16)
+        model = GGUF(path, dtype=torch.bfloat16).model
         model.save_pretrained(folder / role)
         tokenizer.save_pretrained(folder / role)
         precision = gguf_writing.Precision.bf16
         gguf_writing.write(model, tokenizer, folder / f"{role}-{precision}.gguf", precision=precision, name=role)
-    models = [GGUFSource(path).model() for path in (target, draft)]
-    rounded = GGUFSource(target).model(torch.bfloat16).float()
+    models = [GGUF(path).model for path in (target, draft)]
+    rounded = GGUF(target, dtype=torch.bfloat16).model.float()
     prompts = [as_ids(tokenizer, prompt) for prompt in PROMPTS]
     found = {
         "num_parameters": [sum(p.numel() for p in model.parameters()) for model in models],
@@ -71,7 +70,7 @@ def prepare(folder: Path, names: shipped.Names) -> None:
 
 def _read_bytes(path: Path) -> int:
     """What a pass has to read: all tensors, and of the output layer, which is the embedding, the rows of what it may say."""
-    source = GGUFSource(path)
+    source = GGUF(path)
     num_ids = len(getattr(source.skeleton.config, trimmed.KEY, None) or range(source.skeleton.config.vocab_size))
     sizes = {name: stored.data.nbytes for name, stored in source.stored.items()}
     embedding = sizes.pop("model.embed_tokens.weight")

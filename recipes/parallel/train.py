@@ -121,7 +121,6 @@ def main() -> None:
     )
     heads = trained(draft, texts, args.heads, args.epochs)
     trained_s = time.perf_counter() - started
-    heads.save_pretrained(args.out)
 
     parallel = replace(
         pair, draft=ParallelDraft(pair.draft, heads, draft.model.get_output_embeddings()), draft_fingerprint=None, head=None
@@ -150,6 +149,7 @@ def main() -> None:
             "tokens_per_second": {name: round(tokens[name] / seconds[name], 1) for name in decoders},
         }
         print(json.dumps(found["sets"][builder], indent=2), flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "measured.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ import specdecpp
 from specdecpp.decoder import encode
 from specdecpp.distillation.measuring import SETTINGS, by_source
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.writing import Writer
+from specdecpp.distillation.writing import answered
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.policy_spec import as_prompt
 from specdecpp.training.prompts import Source, gather
@@ -48,15 +48,8 @@ def main() -> None:
     drafts = [Target(name) for name in args.draft]
     found: list[dict[str, dict[str, float]]] = [{name: {} for name in SETS} for _ in drafts]
     for at, (setting, sampling) in enumerate(SETTINGS.items()):
-        writer = Writer(
-            backend=target.writer,
-            sampling=sampling,
-            max_tokens=args.max_tokens,
-            ends=target.ends,
-            layer=0,
-            context=target.context,
-        )
-        pieces = writer.pieces([ids for _, ids in prompts], seed=(0, at))
+        asked = [ids for _, ids in prompts]
+        pieces = answered(target, asked, sampling, max_tokens=args.max_tokens, layer=0, seed=(0, at))
         for draft, figures in zip(drafts, found, strict=True):
             of = by_source(target.model, draft.model, [name for name, _ in prompts], pieces, settings={setting: sampling})
             for name in SETS:

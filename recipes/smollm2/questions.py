@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.writing import Writer
+from specdecpp.distillation.writing import answered
 from specdecpp.sampling import Sampling
 
 BATCH = 256
@@ -26,13 +26,10 @@ def questions(target: Target, *, max_tokens: int, sampling: Sampling, seed: int)
     tokenizer = target.tokenizer
     opened = tokenizer.apply_chat_template([{"role": "user", "content": "\0"}], tokenize=False).split("\0")[0]
     prefix = tokenizer(opened, add_special_tokens=False)["input_ids"]
-    writer = Writer(
-        backend=target.writer, sampling=sampling, max_tokens=max_tokens, ends=target.ends, layer=0, context=target.context
-    )
     seen: set[str] = set()
     batch = 0
     while True:
-        for piece in writer.pieces([prefix] * BATCH, seed=(seed, 3, batch)):
+        for piece in answered(target, [prefix] * BATCH, sampling, max_tokens=max_tokens, layer=0, seed=(seed, 3, batch)):
             *asked, last = piece.ids[piece.num_prompt :].tolist()
             text = tokenizer.decode(asked).strip()
             if last in target.ends and len(text.split()) >= LEAST and text not in seen:

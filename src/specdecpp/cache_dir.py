@@ -55,21 +55,21 @@ def trouble() -> str | None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = path.resolve(strict=True)
-        if reason := _danger(path):
-            return reason
-        return None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written (set XDG_CACHE_HOME)"
+        reason = _danger(path)
+        if reason is None and not os.access(path, os.W_OK | os.X_OK):
+            reason = f"{path} cannot be written"
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
-        return f"{path} cannot be made ({getattr(error, 'strerror', error)}; set XDG_CACHE_HOME)"
+        reason = f"{path} cannot be made: {getattr(error, 'strerror', error)}"
+    return reason and f"{reason} (set XDG_CACHE_HOME)"
 
 
 def _wanted() -> Path | None:
     """The folder by the rules of the XDG base directories, which disregard a relative path; None without a home."""
     given = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    try:
+    with suppress(RuntimeError):
         base = given if given.is_absolute() else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return base / "specdecpp" if base.is_absolute() else None
+        return base / "specdecpp" if base.is_absolute() else None
+    return None
 
 
 def _danger(path: Path) -> str | None:
@@ -77,15 +77,15 @@ def _danger(path: Path) -> str | None:
 
     A group may write above: where users have groups of their own, homes are made so.
     """
-    me = os.geteuid()
-    own, *above = (at.stat() for at in (path, *path.parents))
-    if own.st_uid != me:
-        return f"{path} belongs to user {own.st_uid}, not to {me} (set XDG_CACHE_HOME)"
-    if own.st_mode & 0o022:
-        return f"others can write to {path}, mode {stat.S_IMODE(own.st_mode):o} (run chmod go-w, or set XDG_CACHE_HOME)"
-    for at, found in zip(path.parents, above, strict=True):
+    me, found = os.geteuid(), path.stat()
+    if found.st_uid != me:
+        return f"{path} belongs to user {found.st_uid}, not to {me}"
+    if found.st_mode & 0o022:
+        return f"others can write to {path}, mode {stat.S_IMODE(found.st_mode):o}: run chmod go-w"
+    for at in path.parents:
+        found = at.stat()
         if found.st_uid not in (0, me) or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
-            return f"others can write to {at}, which holds {path} (set XDG_CACHE_HOME)"
+            return f"others can write to {at}, which holds {path}"
     return None
 
 
@@ -149,14 +149,11 @@ def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
     """The figures that `remember` was given for the same facts; None where nothing readable lies there, or they are those of a
     busy machine and ten minutes old."""
     path = _path(kind, of)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        age_s = time.time() - path.stat().st_mtime
-    except (OSError, ValueError):
-        return None  # nothing, half a file, or one of another person
-    if not isinstance(found, dict) or (found.get("is_steady") is False and age_s > BELIEVED_S):
-        return None
-    return found
+    with suppress(OSError, ValueError):  # nothing, half a file, or one of another person
+        found, age_s = json.loads(path.read_text(encoding="utf-8")), time.time() - path.stat().st_mtime
+        if isinstance(found, dict) and (found.get("is_steady") is not False or age_s <= BELIEVED_S):
+            return found
+    return None
 
 
 def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_steady: bool = True) -> None:
@@ -166,11 +163,9 @@ def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_s
     """
     path = _path(kind, of)
     with suppress(OSError):
-        is_new = not path.exists()
         write(path, json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n")
-        if is_new:
-            for old in sorted(path.parent.glob(f"{kind}-*.json"), key=lambda p: -p.stat().st_mtime)[MOST_OF_A_KIND:]:
-                old.unlink()
+        for old in sorted(path.parent.glob(f"{kind}-*.json"), key=lambda p: -p.stat().st_mtime)[MOST_OF_A_KIND:]:
+            old.unlink()
 
 
 def _path(kind: str, of: Mapping[str, Any]) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack, overload
 
 from specdecpp.backends import Draws
-from specdecpp.backends.graphs.engine import record_passes
+from specdecpp.backends.engines import record_passes
 from specdecpp.backends.kept import Kept
 from specdecpp.detokenize import Detokenizer
 from specdecpp.drafters import SuffixDrafter
@@ -60,25 +60,17 @@ class Output:
 class Decoder:
     """Decode with a pair under a stopping policy; the output has exactly the target's distribution.
 
-    A policy may be given by its short form on the command line ("fixed:3", "none"). Without one: `CostAware`, by the pair's
-    head if it is calibrated and by q if it has none (see `default_policy`).
+    `policy`        a rule or its short form ("fixed:3", "none"); by default `CostAware`, with the pair's head if it has one
+    `verification`  the test of draft tokens when sampling; temperature 0 compares with the target's argmax
+    `costs`         costs of a step; by default a policy that needs them has them measured, once for a pair and a machine
+    `lossless`      False admits a verification that changes the distribution (`lab.lossy`)
+    `reuses`        False reads every prompt whole; by default compiled models read only what no earlier text began with
+    `remember`      False keeps requests from learning from each other, in this process and on disk (`memory`)
 
-    `verification` is how draft tokens are tested when sampling; temperature 0 always compares with the target's argmax. `costs`
-    says what a step costs; without it a policy that needs to know has it measured, once for a pair and a machine
-    (`costs.known`): here if the pair was loaded by name, else at the first request. Raises `UnsoundError` for a policy and a
-    verification that together would change the distribution, and unless `lossless` is False for a verification that does so by
-    itself (`lab.lossy`).
-
-    A request with a seed sees the costs as they were measured or given, and learns from itself only, so that the seed gives the
-    same answer again. The others update the costs by the clock, and begin with what earlier ones without a seed have learned.
-    The first of both begin with what the prompts that were decoded to measure have taught (`costs.practice`). With
-    `remember=False` no request learns from another, and nothing of that is kept on disk (`memory`).
-
-    Of a prompt that begins as an earlier request's text did (the next turn of a conversation, a common system prompt) only the
-    rest is read, where the models are compiled; answers are the same. `reuses=False` reads every prompt whole.
-
-    A compiled draft reads of a long text the end only, as much as pays (`Costs.worth_reading`), unless there is a seed or the
-    rule needs no costs.
+    A request with a seed sees the costs as measured and learns from itself only, so the seed gives the same answer again. The
+    others correct the costs by the clock and begin with what earlier ones have learned; a compiled draft then reads only as
+    much of a long text as pays (`Costs.worth_reading`). Raises `UnsoundError` for a policy and a verification that together
+    would change the distribution.
 
     >>> decoder = Decoder(load_pair())                                           # doctest: +SKIP
     >>> decoder.generate("Why is the sky blue?", max_tokens=64, seed=0).text     # doctest: +SKIP
@@ -163,8 +155,8 @@ class Decoder:
         )
 
     def sampling_of(self, **options: Unpack[Options]) -> Sampling:
-        """How a request with these options is sampled: as `sampling` says it whole, else parameter by parameter as named
-        (top_k=0 keeps every token), as the target's generation config asks (`Pair.sampling`), or as `Sampling` has it.
+        """The sampling of a request: `sampling` whole, else each parameter as given (top_k=0 keeps every token), as the
+        target's generation config has it (`Pair.sampling`), or the default of `Sampling`.
 
         Raises ValueError for a value out of range, and for `sampling` beside single parameters.
         """
@@ -195,10 +187,8 @@ class Decoder:
     def generate_all(self, prompts: Sequence[Prompt], *, at_once: int = 8, **options: Unpack[Options]) -> list[Output]:
         """The answers to several prompts, up to `at_once` of them decoded together; options as in `start`, the same for all.
 
-        Each is what `generate` gives: requests over the same compiled models share passes, and the bits of a row do not depend
-        on the others. Another prompt is begun as soon as an answer has ended, and read beside the steps of the others. A pass
-        over more rows takes less than its rows one by one, so this is faster than one after another where both models are
-        compiled; other pairs are decoded one step of one request after another.
+        Each is what `generate` gives. Requests over the same compiled models share passes, which is faster than one after
+        another; requests over other models take turns, step by step.
 
         >>> [output.text for output in decoder.generate_all(["2 + 2 =", "3 + 3 ="], max_tokens=8)]   # doctest: +SKIP
         """
@@ -268,12 +258,8 @@ def finished(session: Session, steps: Sequence[Step]) -> Output:
 
 def metrics_of(session: Session, steps: Sequence[Step]) -> Metrics:
     """Sums over the steps of a session so far, its prompt included."""
-    return Metrics.of(
-        steps,
-        prefill_s=session.prefill_s,
-        num_prompt_tokens=session.num_prompt_tokens,
-        num_cached_tokens=session.num_cached_tokens,
-    )
+    about = {name: getattr(session, name) for name in ("prefill_s", "num_prompt_tokens", "num_cached_tokens")}
+    return Metrics.of(steps, **about)
 
 
 def policy_for(pair: Pair, policy: Policy | str | None) -> Policy:

@@ -9,8 +9,7 @@
     ├── UnsoundError       (ValueError)   a combination that would change the target's distribution
     └── MissingExtraError  (ImportError)  an optional dependency is not installed
 
-A bad value in a configuration (a negative temperature) is a plain ValueError, raised where the value is given. What is odd but
-can be decoded is a `PairWarning`.
+A bad value in a configuration (a negative temperature) is a plain ValueError, raised where the value is given.
 """
 
 
@@ -44,10 +43,6 @@ class UnsoundError(SpecdecError, ValueError):
 
 class MissingExtraError(SpecdecError, ImportError):
     """An optional dependency is not installed."""
-
-
-class PairWarning(UserWarning):
-    """Something about a pair is odd, and it can be decoded all the same."""
 
 
 def first_line(error: BaseException) -> str:

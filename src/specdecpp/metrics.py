@@ -104,22 +104,19 @@ class Metrics:
     """Within forward passes, those that read the prompt left out; 0 where a device runs steps on its own."""
 
     @classmethod
-    def of(
-        cls, steps: Iterable[Step], *, prefill_s: float = 0.0, num_prompt_tokens: int = 0, num_cached_tokens: int = 0
-    ) -> "Metrics":
-        """Fold steps into sums."""
+    def of(cls, steps: Iterable[Step], **prompt: Any) -> "Metrics":
+        """Fold steps into sums; `prompt` has `prefill_s`, `num_prompt_tokens` and `num_cached_tokens`."""
         steps = list(steps)
+        accepted, drafted = (Counter(getattr(r, name) for r in steps) for name in ("num_accepted", "num_drafted"))
         return cls(
             num_tokens=sum(r.num_tokens for r in steps),
-            num_prompt_tokens=num_prompt_tokens,
-            num_cached_tokens=num_cached_tokens,
             num_spec_steps=len(steps),
-            num_draft_tokens=sum(r.num_drafted for r in steps),
-            num_accepted_draft_tokens=sum(r.num_accepted for r in steps),
-            acceptance_histogram=Counter(r.num_accepted for r in steps),
-            drafted_histogram=Counter(r.num_drafted for r in steps),
-            prefill_s=prefill_s,
+            num_draft_tokens=sum(drafted.elements()),
+            num_accepted_draft_tokens=sum(accepted.elements()),
+            acceptance_histogram=accepted,
+            drafted_histogram=drafted,
             **{name: sum((getattr(r, name) for r in steps), 0.0) for name in _SUMMED},
+            **prompt,
         )
 
     def __add__(self, other: "Metrics") -> "Metrics":
@@ -133,7 +130,7 @@ class Metrics:
     @property
     def mean_tv(self) -> float:
         """Total variation a token: the share that differs from the target's draws under the best coupling."""
-        return self.tv / self.num_tokens if self.num_tokens else 0.0
+        return self.tv / (self.num_tokens or 1)
 
     @property
     def elapsed_s(self) -> float:
@@ -143,7 +140,7 @@ class Metrics:
     @property
     def tokens_per_second(self) -> float:
         """Tokens over all the time they took, reading the prompt included."""
-        return self.num_tokens / self.elapsed_s if self.elapsed_s else 0.0
+        return self.num_tokens / (self.elapsed_s or 1.0)
 
     @property
     def time_shares(self) -> dict[str, float]:
@@ -154,18 +151,18 @@ class Metrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted/steps: tokens per verification, the target's own token included."""
-        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+        """1 + accepted/steps: tokens per verification, the target's own token included; 0 without steps."""
+        return (self.num_accepted_draft_tokens + self.num_spec_steps) / (self.num_spec_steps or 1)
 
     @property
     def draft_acceptance_rate(self) -> float:
         """Accepted over drafted tokens."""
-        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+        return self.num_accepted_draft_tokens / (self.num_draft_tokens or 1)
 
     @property
     def discard_rate(self) -> float:
         """R_d: draft tokens that did not end in the output, per token; may exceed 1."""
-        return (self.num_draft_tokens - self.num_accepted_draft_tokens) / self.num_tokens if self.num_tokens else 0.0
+        return (self.num_draft_tokens - self.num_accepted_draft_tokens) / (self.num_tokens or 1)
 
     @property
     def verification_rate(self) -> float:
@@ -174,7 +171,7 @@ class Metrics:
 
     def to_dict(self) -> dict[str, object]:
         """Sums and rates under their names, ready for JSON."""
-        sums = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        found: dict[str, Any] = {name: getattr(self, name) for name in (*self.__dataclass_fields__, *_RATES)}
         for name in ("acceptance_histogram", "drafted_histogram"):
-            sums[name] = {str(k): n for k, n in sorted(sums[name].items())}
-        return sums | {name: getattr(self, name) for name in _RATES}
+            found[name] = {str(k): n for k, n in sorted(found[name].items())}
+        return found

@@ -28,28 +28,23 @@ NO_DRAFT = "none"
 VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
 """Verifications that a request may name; temperature 0 has a kind of its own."""
 BOUNDS = ("min_tokens", "max_tokens")
+Form = tuple[type[Policy], str, tuple[str, ...]]
+"""A rule, the parameter that may stand without its name (in a rule made of others, these), and further parameters."""
 
-
-def _forms(*, of_others: bool) -> dict[str, tuple[type[Policy], str, tuple[str, ...]]]:
-    """The short forms of the rules that are made of others, or of those that are not: own parameters, then the bounds."""
-    forms = {}
-    for kind in named():
-        if "read" in vars(kind):
-            continue
-        name, _, main = kind.short.partition(":")
-        typed = {f.name: f.default for f in fields(kind) if f.init and f.name != "head"}
-        if (typed[main] is MISSING) is of_others:
-            own = [other for other in typed if other not in (main, *BOUNDS)]
-            forms[name] = (kind, main, (*own, *(bound for bound in BOUNDS if bound in typed)))
-    return forms
-
-
-# name: (class, the parameter that may stand without its name, the others)
-KINDS = _forms(of_others=False)
-# name: (class, the field that holds the other rules, its own parameters)
-WRAPPERS = _forms(of_others=True)
-# name: class, of rules that read what follows it themselves
-READERS: dict[str, Any] = {kind.short.partition(":")[0]: kind for kind in named() if "read" in vars(kind)}
+KINDS: dict[str, Form] = {}
+WRAPPERS: dict[str, Form] = {}
+"""By name: the rules that are made of no others, and those that are."""
+READERS: dict[str, Any] = {}
+"""By name: the rules that read themselves what follows it."""
+for _kind in named():
+    _name, _, _main = _kind.short.partition(":")
+    _typed = {f.name: f.default for f in fields(_kind) if f.init and f.name != "head"}
+    if "read" in vars(_kind):
+        READERS[_name] = _kind
+    else:
+        _own = [name for name in _typed if name not in (_main, *BOUNDS)]
+        _forms = WRAPPERS if _typed[_main] is MISSING else KINDS
+        _forms[_name] = (_kind, _main, (*_own, *(bound for bound in BOUNDS if bound in _typed)))
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,7 @@ class PolicySpec:
                 f"the policy {_name_of(self.policy)} needs an acceptance head, and this pair has none. Name one with --head, "
                 "or choose a rule that needs none, such as cumulative."
             )
-        if kind is SpecDecPP and head is not None:
-            return SpecDecPP.tuned(head, **self.typed)
-        return kind(head=head, **self.typed)
+        return SpecDecPP.tuned(head, **self.typed) if kind is SpecDecPP and head else kind(head=head, **self.typed)
 
 
 def parse_policy(spec: str) -> PolicySpec:
@@ -103,14 +96,24 @@ def parse_policy(spec: str) -> PolicySpec:
         return PolicySpec(NoDraft())
     if name in READERS and rest and (policy := READERS[name].read(rest)) is not None:
         return PolicySpec(policy)
-    if name in WRAPPERS:
-        return _parse_wrapper(spec, name, rest)
-    if name not in KINDS:
+    if name in KINDS:
+        kind, main, further = KINDS[name]
+        values = _values(spec, kind, rest, main, further)
+        needed: dict[str, Any] = {"head": None} if takes_head(kind) else {}
+        return PolicySpec(kind(**needed, **values), typed=values)
+    if name not in WRAPPERS:
         raise ValueError(f"there is no policy {spec!r}. Policies: {', '.join(policy_names())}.")
-    kind, main, others = KINDS[name]
-    values = _values(spec, kind, rest, main, others)
-    needed: dict[str, Any] = {"head": None} if takes_head(kind) else {}
-    return PolicySpec(kind(**needed, **values), typed=values)
+    kind, _, own = WRAPPERS[name]
+    first, _, others = rest.partition(":")
+    values = {}
+    if "=" in first:
+        values, rest = _values(spec, kind, first, "", own), others
+    if not rest:
+        raise ValueError(f"policy {spec!r} names no rule that it is made of, as in {name}:cumulative:0.2.")
+    parts = tuple(map(parse_policy, rest.split("|") if _takes_many(kind) else [rest]))
+    policy = _wrap(kind, [part.policy for part in parts], values)
+    check_parts(policy)
+    return PolicySpec(policy, typed=values, parts=parts)
 
 
 def policy_names() -> list[str]:
@@ -128,8 +131,8 @@ def spec_of(policy: Policy) -> str:
     """
     if policy == NoDraft():
         return NO_DRAFT
-    if own := getattr(policy, "written", lambda: None)():
-        return own
+    if written := getattr(policy, "written", lambda: None)():
+        return written
     name = _name_of(policy)
     if name in WRAPPERS:
         own = ",".join(_changed(policy, WRAPPERS[name][2]))
@@ -163,13 +166,6 @@ def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
     return [{"role": "user", "content": text}] if chat else text
 
 
-def check_sampling(options: "Options") -> None:
-    """Raise ValueError for sampling parameters out of range, before a model is loaded for them."""
-    from specdecpp.sampling import asked
-
-    asked(options, {})
-
-
 def watched(decoder: "Decoder", prompt: "Prompt", on_step: "Callable[[Step], None]", **options: "Unpack[Options]") -> "Output":
     """`Decoder.generate`, showing every step as soon as it is decided."""
     from specdecpp.decoder import finished, run
@@ -198,21 +194,6 @@ def to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any
     }
 
 
-def _parse_wrapper(spec: str, name: str, rest: str) -> PolicySpec:
-    """`name:[key=value,...:]POLICY`, for a rule made of several POLICY|POLICY."""
-    kind, _, own = WRAPPERS[name]
-    first, _, others = rest.partition(":")
-    values: dict[str, Any] = {}
-    if "=" in first:
-        values, rest = _values(spec, kind, first, "", own), others
-    if not rest:
-        raise ValueError(f"policy {spec!r} names no rule that it is made of, as in {name}:cumulative:0.2.")
-    parts = tuple(map(parse_policy, rest.split("|") if _takes_many(kind) else [rest]))
-    policy = _wrap(kind, [part.policy for part in parts], values)
-    check_parts(policy)
-    return PolicySpec(policy, typed=values, parts=parts)
-
-
 def _takes_many(kind: type[Policy]) -> bool:
     """Tell whether a rule is made of several others."""
     main = kind.short.partition(":")[2]
@@ -236,9 +217,9 @@ def _changed(policy: Policy, names: Sequence[str]) -> list[str]:
     return [f"{name}={_text(getattr(policy, name))}" for name in names if getattr(policy, name) != defaults[name]]
 
 
-def _values(spec: str, kind: type[Policy], text: str, main: str, others: Sequence[str]) -> dict[str, Any]:
-    """The parameters in `value` or `key=value`, separated by commas."""
-    known = [name for name in (main, *others) if name]
+def _values(spec: str, kind: type[Policy], text: str, main: str, further: Sequence[str]) -> dict[str, Any]:
+    """The parameters in `value` or `key=value`, separated by commas, each of the type that the field's default has."""
+    known, defaults = [*filter(None, [main]), *further], {f.name: f.default for f in fields(kind)}
     values: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         key, _, value = item.rpartition("=")
@@ -246,18 +227,13 @@ def _values(spec: str, kind: type[Policy], text: str, main: str, others: Sequenc
         if key not in known or key in values:
             problem = "is given twice" if key in values else "is not a parameter"
             raise ValueError(f"policy {spec!r}: {key or value} {problem}. {spec.partition(':')[0]} takes {', '.join(known)}.")
-        values[key] = _value(spec, key, value, kind)
+        wanted: Any = type(defaults[key])
+        try:
+            values[key] = {"true": True, "false": False}[value.lower()] if wanted is bool else wanted(value)
+        except (KeyError, ValueError):
+            noun = {bool: "true or false", int: "a whole number", float: "a number"}[wanted]
+            raise ValueError(f"policy {spec!r}: {key} must be {noun}, got {value!r}.") from None
     return values
-
-
-def _value(spec: str, key: str, text: str, kind: type[Policy]) -> bool | int | float:
-    """One value, of the type that the field's default has."""
-    wanted: Any = type(next(f.default for f in fields(kind) if f.name == key))
-    try:
-        return {"true": True, "false": False}[text.lower()] if wanted is bool else wanted(text)
-    except (KeyError, ValueError):
-        noun = {bool: "true or false", int: "a whole number", float: "a number"}[wanted]
-        raise ValueError(f"policy {spec!r}: {key} must be {noun}, got {text!r}.") from None
 
 
 def _text(value: object) -> str:

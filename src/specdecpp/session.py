@@ -33,17 +33,15 @@ Watch = Callable[[Plan, Result], None]
 class Session:
     """Decode one prompt, step by step, until `finish_reason` is set.
 
-    `target` and `draft` are empty caches, or hold the prompt's beginning (`backends.kept`; where `kept` is given, they go there
-    at the end); `randomness` are two independent streams, one to draft and one to verify. `ends` are
-    the ids that end the text. Raises `PromptError` for an empty prompt or one longer than the target's context, and
-    `UnsoundError` for temperature 0 under a verification that needs q.
+    `target`, `draft`  caches, empty or with the prompt's beginning; they go to `kept` at the end where it is given
+    `randomness`       two independent streams, one to draft and one to verify
+    `ends`             ids that end the text
+    `costs`            costs of a step; a `CostClock` follows the clock, so stops then depend on times, as with `experience`
+    `tail`             tokens at the end of the text that a draft which can skip (`backends.Skips`) reads when first asked
 
-    `costs` is for policies that weigh steps. A `CostClock` follows the times of the steps, and stops then depend on them: it
-    is for requests that nobody wants to repeat, and so is an `experience`, which they share. `watch`, where it is set,
-    sees every step; that changes nothing else. A verification of `lab.lossy` needs lossless=False (`UnsoundError`).
-
-    With `tail` a draft that can (`backends.Skips`) reads at most so many tokens of the text when it is first asked, the last
-    ones. The output's distribution is the same; what is drafted is not.
+    Raises `PromptError` for an empty prompt or one longer than the target's context, `UnsoundError` for temperature 0 under a
+    verification that needs q, and for one that changes the distribution without lossless=False. `watch`, where it is set, sees
+    every step; that changes nothing else.
     """
 
     def __init__(
@@ -141,16 +139,15 @@ class Session:
 
     @property
     def num_unread(self) -> int:
-        """How many tokens `prefill` has still to read; where passes are shared also those, many, that a draft lacks when it is
-        first asked: a step would read them at once, and the others wait."""
+        """Tokens that `prefill` has still to read; where passes are shared also the many that a draft lacks when it is first
+        asked, since a step would read them at once while the others wait."""
         lacking = len(self.tokens) - 1 - self.draft.length
         if lacking > ROWS and self.engine.has_batches and self._decision(self.costs).may_draft:
             return lacking
         return max(0, len(self.tokens) - 1 - self.target.length)
 
     def reading(self, most: int) -> Reading:
-        """The coming piece of the prompt: to the draft what it lacks of it too, but where nothing can be drafted now. It reads
-        the rest once it is asked."""
+        """The coming piece of the prompt, for both models; for the target only where nothing can be drafted now."""
         target = self.tokens[self.target.length : -1][:most]
         end = self.target.length + len(target)
         may_draft = self.draft.length < end and self._decision(self.costs).may_draft  # which lets the draft begin late
@@ -165,8 +162,7 @@ class Session:
         raise outcome
 
     def rewind(self) -> None:
-        """Forget what a step that failed has left in the caches, and draw again what it has drawn: run again, it gives what it
-        would have given."""
+        """Undo what a step that failed has read and drawn: run again, it gives what it would have given."""
         for backend in (self.target, self.draft):
             backend.rollback(min(backend.length, len(self.tokens) - 1))
         for stream in self._uniforms:

@@ -142,23 +142,15 @@ def tiny_model(kind: str, *, vocab_size: int = 64, seed: int = 0, hidden_size: i
 
     # Untied: a tied output layer would make the scaled-up model repeat the token it has just read.
     names = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "tie_word_embeddings": False}
-    if kind == "gpt2":
-        shape = {"n_embd": hidden_size, "n_layer": layers, "n_head": 4, "n_positions": 256}
-    else:
-        shape = {
-            "hidden_size": hidden_size,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 256,
-            "intermediate_size": 2 * hidden_size,
-        }
+    shape = {"hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": 4, "max_position_embeddings": 256}
+    if kind == "opt":
+        shape |= {"ffn_dim": 2 * hidden_size, "word_embed_proj_dim": hidden_size, "do_layer_norm_before": True}
+    elif kind != "gpt2":
+        shape |= {"intermediate_size": 2 * hidden_size}
     if kind in ("llama", "mistral", "mixtral", "gemma", "qwen2", "qwen3", "gemma3_text", "phi3"):
         shape |= {"num_key_value_heads": 2, "head_dim": hidden_size // 4}
     if kind == "mixtral":
         shape |= {"num_local_experts": 4}
-    if kind == "opt":
-        del shape["intermediate_size"]
-        shape |= {"ffn_dim": 2 * hidden_size, "word_embed_proj_dim": hidden_size, "do_layer_norm_before": True}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(

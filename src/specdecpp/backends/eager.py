@@ -1,16 +1,14 @@
 """Any causal LM of transformers, as it is, with a dynamic cache.
 
 The cache keeps *all* positions, also of layers with a sliding window, so that cutting the last n is an exact rollback; the
-hidden state is what the output layer reads, caught by a hook. A model whose cache cannot be cut is refused, and a probe tests
-each model when it is loaded.
+hidden state is what the output layer reads, caught by a hook during the pass: the model is the user's. A model whose cache
+cannot be cut is refused, and a probe tests each model when it is loaded.
 """
 
 import inspect
-import threading
-import weakref
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -21,34 +19,6 @@ from specdecpp.backends import trimmed
 from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.backends.families import POSITIONS
 from specdecpp.errors import BackendError
-
-
-class _Tap(threading.local):
-    """The last input of the output layer, for each thread its own."""
-
-    hidden: Tensor | None = None
-
-
-_TAPS: WeakKeyDictionary[torch.nn.Module, weakref.ref[_Tap]] = WeakKeyDictionary()
-
-
-def _catch(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-    """The hook of an output layer. A copy of the layer has the hook too, and no tap."""
-    ref = _TAPS.get(module)
-    tap = ref and ref()
-    if tap is not None and torch.is_inference_mode_enabled():  # not the pass of a training, whose graph would stay alive
-        tap.hidden = args[0] if args else next(iter(kwargs.values()))
-
-
-def _tap_of(output: torch.nn.Module) -> _Tap:
-    """The one tap of an output layer. Its hook goes with the last backend that has it: the model is the user's."""
-    ref = _TAPS.get(output)
-    tap = ref and ref()
-    if tap is None:
-        tap = _Tap()
-        weakref.finalize(tap, output.register_forward_pre_hook(_catch, with_kwargs=True).remove)
-        _TAPS[output] = weakref.ref(tap)
-    return tap
 
 
 class EagerCache(Cache):
@@ -89,7 +59,7 @@ class EagerModel:
                 f"{type(model).__name__} has no output embeddings, so it cannot score tokens. "
                 "Load it with AutoModelForCausalLM."
             )
-        self._tap = _tap_of(output)
+        self._output_layer = output
         config = model.config.get_text_config()
         self.vocab_size = scored_rows(vocab_size, int(output.weight.shape[0]), type(model).__name__)
         self.output_ids = trimmed.of(config, vocab_size=self.vocab_size, device=output.weight.device)
@@ -100,6 +70,11 @@ class EagerModel:
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         if probe:
             self._probe()
+
+    @staticmethod
+    def refusal(model: Any) -> str | None:
+        """None: any model is run as transformers runs it."""
+        return None
 
     def new_cache(self) -> Any:
         """An empty cache."""
@@ -114,25 +89,29 @@ class EagerModel:
             return found[0]
         return torch.cat([logits for logits, _ in found]), torch.cat([hidden for _, hidden in found])
 
-    @torch.inference_mode()
     def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to one cache."""
-        inputs = torch.tensor([tokens], device=self.device)
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}
         cache.length += len(tokens)
-        logits = self.model(input_ids=inputs, use_cache=True, **{self._cache_name: cache.held}, **keep).logits
-        hidden, self._tap.hidden = self._tap.hidden, None
-        assert hidden is not None, "the output layer was not called"
-        return self._cut(logits[0, -rows:]), hidden[0, -rows:]
+        logits, hidden = self.offline_pass(cache.held, input_ids=torch.tensor([tokens], device=self.device), **keep)
+        return logits[0, -rows:], hidden[0, -rows:]
 
     @torch.inference_mode()
     def offline_pass(self, cache: Any = None, **inputs: Any) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"]]:
-        """Logits and hidden states of one plain pass over a batch, for offline work; inputs and cache are transformers'."""
-        given = {} if cache is None else {self._cache_name: cache}
-        logits = self.model(**({"use_cache": cache is not None} | given | inputs)).logits
-        hidden, self._tap.hidden = self._tap.hidden, None
-        assert hidden is not None, "the output layer was not called"
-        return self._cut(logits), hidden
+        """Logits and hidden states of one plain pass over a batch; inputs and cache are transformers'."""
+        found, thread = [], get_ident()
+
+        def catch(_: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+            if get_ident() == thread:  # not the pass of another
+                found.append(args[0] if args else next(iter(kwargs.values())))
+
+        hook = self._output_layer.register_forward_pre_hook(catch, with_kwargs=True)
+        try:
+            given = {} if cache is None else {self._cache_name: cache}
+            logits = self.model(**({"use_cache": cache is not None} | given | inputs)).logits
+        finally:
+            hook.remove()
+        return self._cut(logits), found[-1]
 
     def _cut(self, logits: Float[Tensor, "*rows R"]) -> Float[Tensor, "*rows V"]:
         """Cut off the rows that are padding; tokens that are not scored get minus infinity."""
@@ -141,10 +120,9 @@ class EagerModel:
 
     def _probe(self) -> None:
         """Check that the cache holds what it was given, a token does not see its successor, a rollback leaves no trace."""
-        name, last, ids = type(self.model).__name__, self.vocab_size - 1, self.output_ids
-        cache = self.new_cache()
-        self.output_ids = None  # all rows are looked at
-        first, second = min(1, last), min(2, last)
+        name, ids = type(self.model).__name__, self.output_ids
+        cache, self.output_ids = self.new_cache(), None  # all rows are looked at
+        first, second = min(1, self.vocab_size - 1), min(2, self.vocab_size - 1)
         try:
             cache.extend([first], rows=1)
             before, _ = cache.extend([second, first], rows=2)
@@ -164,13 +142,11 @@ class EagerModel:
                 f"{name} gives logits that are no finite numbers. Its weights or its config.json are damaged, or their type "
                 f"({before.dtype}) is too narrow: try another dtype."
             )
-        if held != 3:
-            raise BackendError(
-                f"{name} was given 3 tokens and its cache holds {held}, so the two cannot be kept in step. "
-                "Speculative decoding needs a model with a plain key-value cache."
-            )
         # Rows of one length are computed alike, but experts group them by token, which half precision feels.
         rough = 1e-3 if before.dtype in (torch.float32, torch.float64) else 5e-2
+        plain = "Speculative decoding needs a model with a plain key-value cache."
+        if held != 3:
+            raise BackendError(f"{name} was given 3 tokens and its cache holds {held}: the two cannot be kept in step. {plain}")
         if (gap := _relative_gap(before[0], other[0])) > rough:
             raise BackendError(
                 f"{name} gives a token other logits when another token follows it (relative difference {gap:.3g}), so "
@@ -179,7 +155,7 @@ class EagerModel:
         if not (gap := _relative_gap(before, after)) <= 1e-3:
             raise BackendError(
                 f"{name} gives other logits after a rollback (relative difference {gap:.3g}): its cache holds state "
-                "that cannot be cut. Speculative decoding needs a model with a plain key-value cache."
+                f"that cannot be cut. {plain}"
             )
 
 
@@ -205,10 +181,10 @@ def _refuse_unless_rollable(model: Any) -> None:
     name, config = type(model).__name__, model.config
     if getattr(config, "is_encoder_decoder", False):
         raise BackendError(f"{name} is an encoder-decoder. Use a decoder-only (causal) language model.")
-    recurrent = [t for t in getattr(config.get_text_config(), "layer_types", None) or [] if "attention" not in t]
-    recurrent += [t for t in getattr(config.get_text_config(), "layer_types", None) or [] if "linear" in t]
+    types = getattr(config.get_text_config(), "layer_types", None) or []
+    recurrent = {kind for kind in types if "attention" not in kind or "linear" in kind}
     if getattr(model, "_is_stateful", False) or recurrent:
-        kinds = f" (layers: {', '.join(sorted(set(recurrent)))})" if recurrent else ""
+        kinds = f" (layers: {', '.join(sorted(recurrent))})" if recurrent else ""
         raise BackendError(
             f"{name} keeps a recurrent state{kinds}, which cannot be rolled back after a rejected draft token. "
             "Use a model whose layers are all attention."

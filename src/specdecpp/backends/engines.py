@@ -1,15 +1,17 @@
 """The table of backends: a new one is a folder, and a line here.
 
-A backend is a model class (`base.Model`). Where it also runs the halves of a step faster than `step.Host`, the specification,
-it brings an engine.
+A backend is a model class (`base.Model`) with a static `refusal(model)`: why it cannot run a model of transformers, or None.
+Where it also runs the halves of a step faster than `step.Host`, the specification, it brings an engine.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specdecpp.backends.eager import EagerModel
 from specdecpp.backends.graphs.engine import Device
+from specdecpp.backends.graphs.engine import record_passes as record_passes
 from specdecpp.backends.graphs.model import GraphModel
 from specdecpp.backends.lean import LeanModel
+from specdecpp.backends.llama_cpp import LlamaCppModel
 from specdecpp.backends.native.model import NativeModel
 from specdecpp.backends.native.steps import Native
 from specdecpp.drafters.copying import Copying
@@ -19,18 +21,21 @@ from specdecpp.step import Engine, Host, Request
 class Backend(NamedTuple):
     """One line of the table."""
 
-    model: type
+    model: Any
     engine: type[Engine] | None = None
+    is_chosen: bool = True
+    """False for what is run only where it is named: it changes the model that is decoded."""
 
 
 BACKENDS = {
     "graphs": Backend(GraphModel, Device),
     "native": Backend(NativeModel, Native),
-    "native-int8": Backend(NativeModel, Native),
+    "native-int8": Backend(NativeModel, Native, is_chosen=False),
+    "llama.cpp": Backend(LlamaCppModel),
     "lean": Backend(LeanModel),
     "eager": Backend(EagerModel),
 }
-"""Backends of a model of transformers, by kind; llama.cpp has its own copy of a file."""
+"""Backends by kind, in the order in which they are tried."""
 
 _FUSED = dict.fromkeys(backend.engine for backend in BACKENDS.values() if backend.engine)
 ENGINES: tuple[Engine, ...] = (*(make() for make in _FUSED), Copying(), Host())

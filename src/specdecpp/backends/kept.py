@@ -62,32 +62,29 @@ class Kept:
     def begin(self, prompt: Sequence[int], *models: Model) -> tuple[Cache, ...]:
         """A cache of each of these models, with what there is of the prompt but its last token. A text whose greater part is
         of use gives its caches away; of another the common part is copied."""
-        prompt = list(prompt)
         with self._lock:
-            common = {text: min(_common(text.tokens, prompt), len(prompt) - 1) for text in self._texts}
+            common = {text: min(_common(text.tokens, list(prompt)), len(prompt) - 1) for text in self._texts}
             best = max(common, key=lambda text: common[text], default=None)
             if best is None or common[best] < LEAST:
                 return tuple(model.new_cache() for model in models)
-            num = common[best]
-            is_taken = 2 * num >= len(best.tokens)
-            if is_taken:
+            if is_taken := 2 * common[best] >= len(best.tokens):
                 self._texts.remove(best)
-            return tuple(_begun(kept, model, num, is_taken) for kept, model in zip(best.caches, models, strict=True))
+            found = []
+            for cache, model in zip(best.caches, models, strict=True):
+                length = min(common[best], cache.length)
+                if not isinstance(cache, Forks):
+                    found.append(model.new_cache())
+                elif is_taken:
+                    cache.rollback(length)
+                    found.append(cache)
+                else:
+                    found.append(cache.fork(length))
+            return tuple(found)
 
     def clear(self) -> None:
         """Let go of all of them."""
         with self._lock:
             self._texts.clear()
-
-
-def _begun(kept: Cache, model: Model, num: int, is_taken: bool) -> Cache:
-    if not isinstance(kept, Forks):
-        return model.new_cache()
-    length = min(num, kept.length)
-    if not is_taken:
-        return kept.fork(length)
-    kept.rollback(length)
-    return kept
 
 
 def _common(a: list[int], b: list[int]) -> int:

@@ -11,7 +11,7 @@ positions and reads those of its window, so that a rollback is exact.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -140,12 +140,6 @@ class LeanModel(EagerModel):
         self._angles = [tables[view.angles] for view in family.views]
         if probe:
             probing.check(self, model, manner=self.manner, is_rough=not self._is_wide)
-
-    @cached_property
-    def num_bytes(self) -> int:
-        """Bytes of the weights that a pass reads, norms and biases aside; of the embedding it reads a row a token."""
-        parts = [part for layer in self._layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        return sum(part.numel() * part.element_size() for part in (*parts, self._output))
 
     @staticmethod
     def refusal(model: Any) -> str | None:

@@ -1,20 +1,18 @@
 """Models in GGUF files, run by llama.cpp (extra [gguf]): quantised ones too, on whatever that library was built for.
 
-The calls go through `llama_cpp.llama_cpp`, the plain ctypes of llama-cpp-python. A float32 file gets a float32 cache and plain
-attention, and logits are those of transformers to rounding (1e-4 over 256 positions; llama.cpp multiplies up its angles in
-float32, 5e-4 over 1,024). For other files llama.cpp chooses. Its messages stay here; its errors go into ours.
+The calls go through `llama_cpp.llama_cpp`, the plain ctypes of llama-cpp-python; its errors go into ours. A float32 file gets a
+float32 cache and plain attention, and logits are those of transformers to rounding (1e-4 over 256 positions; llama.cpp
+multiplies up its angles in float32, 5e-4 over 1,024). For other files llama.cpp chooses.
 """
 
 import ctypes
 import os
 import weakref
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -28,7 +26,6 @@ _WIDEST = 512  # tokens of one pass
 _OUTPUTS = 64  # rows with logits of one pass; a context sets aside room for the logits of so many, vocabulary and all
 _FEW = 32  # unread tokens whose states cost less than telling llama.cpp not to compute them
 _IDLE = 8  # contexts that are kept for later; making one takes as long as several steps
-_ALL_F32 = "0"  # general.file_type
 
 
 class LlamaCppModel:
@@ -41,20 +38,14 @@ class LlamaCppModel:
     """
 
     def __init__(
-        self,
-        path: "str | Path | GGUFFile",
-        *,
-        vocab_size: int | None = None,
-        output_ids: Sequence[int] | None = None,
-        num_threads: int | None = None,
+        self, path: "str | Path | GGUFFile", *, vocab_size: int | None = None, output_ids: Any = None, num_threads: int = 1
     ):
         self.file = path if isinstance(path, GGUFFile) else GGUFFile(path)
         self.vocab_size = scored_rows(vocab_size, self.file.num_rows, self.file.path.name)
         self.output_ids = trimmed.checked(output_ids, vocab_size=self.vocab_size)
         self.hidden_size = self.file.hidden_size
         self.max_length: int | None = self.file.max_length
-        self.device = torch.device("cpu")
-        self.num_threads = num_threads or 1
+        self.device, self.num_threads = torch.device("cpu"), num_threads
 
     def new_cache(self) -> "GGUFCache":
         """An empty cache."""
@@ -64,11 +55,8 @@ class LlamaCppModel:
         self, parts: "Sequence[tuple[GGUFCache, list[int]]]", *, rows: int
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to each cache, one after the other; logits and hidden states of the last `rows` of each."""
-        return _joined([cache.extend(tokens, rows=rows) for cache, tokens in parts])
-
-
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return parts[0] if len(parts) == 1 else (torch.cat([one for one, _ in parts]), torch.cat([two for _, two in parts]))
+        found = [cache.read(tokens, rows) for cache, tokens in parts]
+        return found[0] if len(found) == 1 else (torch.cat([one for one, _ in found]), torch.cat([two for _, two in found]))
 
 
 class GGUFCache(Cache):
@@ -80,18 +68,18 @@ class GGUFCache(Cache):
         self._context: _Context | None = None
         self._release: Any = None
 
-    def extend(self, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+    def read(self, tokens: list[int], rows: int) -> tuple[Tensor, Tensor]:
         """Append tokens; logits [rows, V] and hidden states [rows, D] of the last `rows` of them."""
-        context = self._room_for(self.length + len(tokens))
+        context, at = self._room_for(self.length + len(tokens)), self.length
         unseen = len(tokens) - rows if len(tokens) - rows > _FEW else 0
         for start in range(0, unseen, _WIDEST):
-            context.read(tokens[start : min(start + _WIDEST, unseen)], self.length + start, has_outputs=False)
-        parts = []
-        for start in range(unseen, len(tokens), _OUTPUTS):
-            context.read(piece := tokens[start : start + _OUTPUTS], self.length + start, has_outputs=True)
-            parts.append(context.rows(len(piece)))
+            context.read(tokens[start : min(start + _WIDEST, unseen)], at + start)
+        logits = torch.empty(len(tokens) - unseen, self.model.file.num_rows)
+        hidden = torch.empty(len(tokens) - unseen, self.hidden_size)
+        for start in range(0, len(logits), _OUTPUTS):
+            piece = tokens[unseen + start :][:_OUTPUTS]
+            context.read(piece, at + unseen + start, logits[start:], hidden[start:])
         self.length += len(tokens)
-        logits, hidden = _joined(parts)
         logits = logits[-rows:, : self.vocab_size]
         if (ids := self.model.output_ids) is not None:  # llama.cpp itself scores all
             logits = trimmed.widened(logits[:, ids], ids, vocab_size=self.vocab_size)
@@ -101,8 +89,9 @@ class GGUFCache(Cache):
         """Forget everything after the first `length` tokens."""
         check_rollback(length, self.length)
         if length < self.length:
-            assert self._context is not None, "tokens lie in a context"
-            self._context.cut(length)
+            context: Any = self._context
+            if not self.model.file.lib.llama_memory_seq_rm(context.memory, 0, length, -1):
+                raise BackendError("llama.cpp cannot cut the cache of this model, so draft tokens cannot be taken back.")
             self.length = length
 
     def _room_for(self, length: int) -> "_Context":
@@ -120,51 +109,48 @@ class GGUFCache(Cache):
         return roomy
 
 
-class _Weights:
-    """The weights of a file, which every context needs as long as it is there."""
+def _put_back(context: "_Context", idle: "list[_Context]") -> None:
+    """Keep a context that nobody uses any longer, but not more than a few."""
+    if len(idle) < _IDLE:
+        idle.append(context)
 
-    def __init__(self, path: Path):
-        self.lib = lib = _library()
-        if not path.is_file():
-            raise BackendError(f"there is no file {path}. Give the path of a GGUF file.")
-        _errors.clear()
-        self.handle = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
-        if not self.handle:
-            raise BackendError(
-                f"llama.cpp cannot read {path} ({_last_words()}). If the file is damaged, write or fetch it again; if its kind "
-                "of model is unknown, a newer llama-cpp-python may know it."
-            )
-        weakref.finalize(self, lib.llama_model_free, self.handle)
+
+def _free(lib: Any, handle: Any, idle: "list[_Context]") -> None:
+    """Free a model after the contexts over it."""
+    idle.clear()
+    lib.llama_model_free(handle)
 
 
 class GGUFFile:
     """A file's weights, shared by all models over them, and contexts that nobody uses now: they are taken again."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self._weights = _Weights(self.path)
-        self._lock = Lock()
-        self.idle: list[_Context] = []
-        lib, model = self._weights.lib, self._weights.handle
-        if reason := self._refusal():
+        self.path, self.idle, self._lock = Path(path), list[_Context](), Lock()
+        self.lib = lib = _library()
+        if not self.path.is_file():
+            raise BackendError(f"there is no file {path}. Give the path of a GGUF file.")
+        _errors.clear()
+        self._handle = model = lib.llama_model_load_from_file(os.fsencode(path), lib.llama_model_default_params())
+        if not model:
+            raise BackendError(
+                f"llama.cpp cannot read {path} ({_last_words()}). If the file is damaged, write or fetch it again; if its kind "
+                "of model is unknown, a newer llama-cpp-python may know it."
+            )
+        weakref.finalize(self, _free, lib, model, self.idle)
+        causal = self._metadata(f"{self._metadata('general.architecture')}.attention.causal")
+        reason = "is an encoder or has one" if lib.llama_model_has_encoder(model) or causal == "false" else None
+        if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model):
+            reason = "keeps a recurrent state, which cannot be rolled back after a rejected draft token"
+        if reason:
             raise BackendError(f"{self.path.name} {reason}. Speculative decoding needs a decoder with a plain key-value cache.")
         self.num_rows = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         self.hidden_size = int(lib.llama_model_n_embd(model))
         self.max_length = int(lib.llama_model_n_ctx_train(model))
 
-    def _refusal(self) -> str | None:
-        lib, model = self._weights.lib, self._weights.handle
-        causal = self._metadata(f"{self._metadata('general.architecture')}.attention.causal")
-        if lib.llama_model_has_encoder(model) or causal == "false":
-            return "is an encoder or has one"
-        if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model):
-            return "keeps a recurrent state, which cannot be rolled back after a rejected draft token"
-        return None
-
     def _metadata(self, key: str) -> str | None:
         """One value of the file's metadata, as text; None for what is not there."""
         text = ctypes.create_string_buffer(64)
-        size = self._weights.lib.llama_model_meta_val_str(self._weights.handle, key.encode(), text, len(text))
+        size = self.lib.llama_model_meta_val_str(self._handle, key.encode(), text, len(text))
         return None if size < 0 else text.value.decode(errors="replace")
 
     def context(self, size: int, num_threads: int) -> "_Context":
@@ -173,58 +159,37 @@ class GGUFFile:
             found = min((one for one in self.idle if one.size >= size), key=lambda one: one.size, default=None)
             if found is not None:
                 self.idle.remove(found)
-        found = found or _Context(self._weights, size=size, is_wide=self._metadata("general.file_type") == _ALL_F32)
-        found.start(num_threads)
+        if found is None:
+            found = _Context(self.lib, self._handle, size=size, is_wide=self._metadata("general.file_type") == "0")
+        self.lib.llama_memory_clear(found.memory, False)
+        self.lib.llama_set_n_threads(found.handle, num_threads, num_threads)
         return found
 
 
-def _put_back(context: "_Context", idle: "list[_Context]") -> None:
-    """Keep a context that nobody uses any longer, but not more than a few."""
-    if len(idle) < _IDLE:
-        idle.append(context)
-
-
-def _free(lib: Any, batch: Any, handle: Any) -> None:
-    lib.llama_batch_free(batch)
-    lib.llama_free(handle)
-
-
 class _Context:
-    """One sequence of a model in llama.cpp: its cache and its output buffers."""
+    """One sequence of a model in llama.cpp: its cache and its output buffers. The model must live as long."""
 
-    def __init__(self, weights: _Weights, *, size: int, is_wide: bool):
-        self.size, self._weights, self._lib = size, weights, weights.lib
-        lib, model = self._lib, weights.handle
+    def __init__(self, lib: Any, model: Any, *, size: int, is_wide: bool):
+        self.size, self._lib = size, lib
         options = lib.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch, options.n_seq_max = size, _WIDEST, _WIDEST, 1
         options.n_outputs_max = _OUTPUTS
         options.embeddings, options.pooling_type = True, lib.LLAMA_POOLING_TYPE_NONE
         options.swa_full, options.no_perf = True, True  # every layer keeps every position, so that a cut is exact
         if is_wide:
-            options.type_k = options.type_v = 0  # GGML_TYPE_F32
+            options.type_k = options.type_v = 0  # float32
             options.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds to float16 on the way
         _errors.clear()
         self.handle = lib.llama_init_from_model(model, options)
         if not self.handle:
             raise BackendError(f"llama.cpp cannot make a context of {size} positions: {_last_words()}")
-        self._memory = lib.llama_get_memory(self.handle)
+        weakref.finalize(self, lib.llama_free, self.handle)
+        self.memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(_WIDEST, 0, 1)
-        weakref.finalize(self, _free, lib, self._batch, self.handle)
+        weakref.finalize(self, lib.llama_batch_free, self._batch)
         for i in range(_WIDEST):
             self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
-        self._widths = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)), lib.llama_model_n_embd(model)
-        self._logits_at, self._states_at = map(_returning_address, (lib.llama_get_logits_ith, lib.llama_get_embeddings_ith))
         self._has_outputs = True
-
-    def start(self, num_threads: int) -> None:
-        """Empty, for a new sequence."""
-        self._lib.llama_memory_clear(self._memory, False)
-        self._lib.llama_set_n_threads(self.handle, num_threads, num_threads)
-
-    def cut(self, length: int) -> None:
-        """Forget what lies after the first `length` positions."""
-        if not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
-            raise BackendError("llama.cpp cannot cut the cache of this model, so draft tokens cannot be taken back.")
 
     def copy(self, other: "_Context") -> None:
         """Take over what another context holds."""
@@ -234,37 +199,20 @@ class _Context:
         if not self._lib.llama_state_seq_set_data(self.handle, state, size, 0):
             raise BackendError(f"llama.cpp cannot move a cache to a context of {self.size} positions: {_last_words()}")
 
-    def read(self, tokens: list[int], position: int, *, has_outputs: bool) -> None:
-        """Put tokens into the cache; with outputs `rows` gives what they say."""
-        batch = self._batch
-        if has_outputs != self._has_outputs:
-            self._lib.llama_set_embeddings(self.handle, has_outputs)
-            self._has_outputs = has_outputs
+    def read(self, tokens: list[int], position: int, *outputs: Tensor) -> None:
+        """Put tokens into the cache; logits and states go to the first rows of `outputs`, where they are wanted."""
+        batch, lib = self._batch, self._lib
+        if bool(outputs) != self._has_outputs:
+            self._has_outputs = bool(outputs)
+            lib.llama_set_embeddings(self.handle, self._has_outputs)
         for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, has_outputs
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, self._has_outputs
         batch.n_tokens = len(tokens)
         _errors.clear()
-        if status := self._lib.llama_decode(self.handle, batch):
+        if status := lib.llama_decode(self.handle, batch):
             raise BackendError(f"llama.cpp fails in a pass over {len(tokens)} tokens (status {status}): {_last_words()}")
-
-    def rows(self, num: int) -> tuple[Tensor, Tensor]:
-        """Logits [num, rows of the output layer] and states [num, D] of the last pass, copied."""
-        width, size = self._widths
-        logits, states = self._logits_at(self.handle, 0), self._states_at(self.handle, 0)
-        return _view(logits, num, width).clone(), _view(states, num, size).clone()
-
-
-@lru_cache(256)
-def _view(address: int, num: int, width: int) -> Tensor:
-    """Rows at an address. Wrapping it takes longer than copying a row."""
-    memory: Any = (ctypes.c_float * (num * width)).from_address(address)
-    return torch.from_numpy(np.frombuffer(memory, np.float32).reshape(num, width))
-
-
-def _returning_address(function: Any) -> Any:
-    """A function of a context and a row that llama_cpp declares to return a pointer object, returning a plain address."""
-    address: Any = ctypes.cast(function, ctypes.c_void_p).value
-    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(address)
+        for to, rows in zip(outputs, (lib.llama_get_logits_ith, lib.llama_get_embeddings_ith), strict=False):
+            ctypes.memmove(to.data_ptr(), rows(self.handle, 0), 4 * len(tokens) * to.shape[1])
 
 
 def _library() -> Any:
@@ -282,21 +230,19 @@ def _library() -> Any:
             "--force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python"
         ) from error
     if not _callbacks:
-        listener = lib.llama_log_callback(_listen)
-        lib.llama_log_set(listener, ctypes.c_void_p(0))
+        _callbacks.append(lib.llama_log_callback(_listen))
+        lib.llama_log_set(_callbacks[0], ctypes.c_void_p(0))
         lib.llama_backend_init()
-        _callbacks.append(listener)
     return lib
 
 
 _callbacks: list[Any] = []  # llama.cpp has their addresses
 _errors: list[str] = []
-_ERROR = 4  # among ggml's levels
 
 
 def _listen(level: int, text: bytes, _: Any) -> None:
-    """Keeps what llama.cpp says of errors, for ours: the first is the cause."""
-    if level == _ERROR and text.strip() and not _errors:
+    """Keep llama.cpp's first error (level 4), which is the cause, for our own."""
+    if level == 4 and text.strip() and not _errors:
         _errors.append(text.decode(errors="replace").strip())
 
 

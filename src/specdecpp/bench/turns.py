@@ -102,6 +102,7 @@ class Turns:
         self.sums = Sums.empty(len(prompts))
         self.default = Decoder(pair)
         """Asked without a seed: what it learns is kept, and later requests begin with it (`policies.learning`)."""
+        self.default.memory.running_costs()  # measured before the time of the check begins
         self._places = [_Place(Decoder(replace(pair, head=None), policy=_Asked())) for _ in prompts]
         self._has_joined = False
         self._alone_s = self._step_s = 0.0  # the target alone, and what a draft token adds to a step, as seen last

@@ -19,10 +19,9 @@ with 130 only where nothing was known.
 
 import io
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from specdecpp import __version__
 from specdecpp.cli import bench, chat, check, demo, distil, generate, report, serve, train
@@ -39,30 +38,11 @@ VERBS = {  # in the order of the help page
     "report": (report.report, report.EXAMPLES),
     "demo": (demo.demo, demo.EXAMPLES),
 }
-GONE = {
-    "collect": "train RECIPE --only collect",
-    "calibrate": "train RECIPE --only calibrate",
-    "evaluate": "train RECIPE --only evaluate",
-    "run": "train RECIPE",
-    "replay": "bench --replay LABELS",
-    "convert": "the function specdecpp.loading.gguf_writing.write",
-}
-"""Verbs of version 0.2, and what took their places."""
 EXAMPLES = {"specdecpp": ("specdecpp demo", 'specdecpp generate "Why is the sky blue?" --seed 1')}
 EXAMPLES |= {name: examples for name, (_, examples) in VERBS.items()}
 
 
-class Verbs(TyperGroup):
-    """Says of a verb that is gone what took its place."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in GONE:
-            ctx.fail(f"specdecpp {args[0]} is now {GONE[args[0]]}.")
-        return super().resolve_command(ctx, args)
-
-
 app = typer.Typer(
-    cls=Verbs,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: quick, and the same under NO_COLOR
@@ -74,11 +54,10 @@ for _name, (_verb, _examples) in VERBS.items():
     app.command(_name, epilog=epilog(_examples))(_verb)
 
 
-def _show_version(is_asked: bool) -> bool:
+def _show_version(is_asked: bool) -> None:
     if is_asked:
         print(f"specdecpp {__version__}")
         raise typer.Exit
-    return is_asked
 
 
 @app.callback()

@@ -40,12 +40,13 @@ def chat(
     """Talk to a pair in the terminal: it remembers, and shows its speed."""
     from specdecpp.decoder import Decoder
     from specdecpp.errors import PairError
-    from specdecpp.policy_spec import check_sampling, parse_policy
+    from specdecpp.policy_spec import parse_policy
+    from specdecpp.sampling import asked
 
     spec = None if policy is None else parse_policy(policy)
     names.check(spec)
     options: Options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
-    check_sampling(options)
+    asked(options, {})  # a mistake is seen before a model is loaded
     pair = names.load()
     if not getattr(pair.tokenizer, "chat_template", None):
         raise PairError(

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from specdecpp import cache_dir
-from specdecpp.errors import PairWarning, SpecdecError, UnsoundError, first_line
+from specdecpp.errors import SpecdecError, UnsoundError, first_line
 from specdecpp.loading import PAIRS
 
 if TYPE_CHECKING:
@@ -88,19 +87,6 @@ Quick = Annotated[bool, typer.Option("--quick", help="Less of everything, for a 
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results, for report.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")]
-
-
-def _unreported(ray: str | None) -> str | None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers unless told not to
-    return ray
-
-
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        "--ray", metavar="ADDRESS", help="Spread the shards with Ray: local, or a cluster's address.", callback=_unreported
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, and nothing else.")]
 
 
@@ -204,19 +190,13 @@ def load(
     """The pair, with the messages of transformers off, and on a terminal a spinner that says what is being done."""
     from specdecpp.report import render
 
-    with render.waiting("loading the pair", quiet=quiet) as tell, _heard(tell), warnings.catch_warnings(record=True) as caught:
+    with render.waiting("loading the pair", quiet=quiet) as tell, _heard(tell):
         tell("importing")  # torch and transformers, which takes seconds
         from specdecpp.loading.pair import load_pair
 
         check_device(device)
         silence(target, draft)
-        warnings.simplefilter("always", PairWarning)
         pair = load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, backend=cast(Any, backend))
-    for warning in caught:
-        if issubclass(warning.category, PairWarning):
-            print(f"warning: {warning.message}", file=sys.stderr)
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if (trouble := cache_dir.trouble()) and not quiet:
         print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
     return pair
@@ -243,9 +223,16 @@ def silence(*names: str | None) -> None:
 
 @contextmanager
 def _heard(tell: Callable[[str], None]) -> Iterator[None]:
-    """Pass what `load_pair` logs to this function."""
+    """Pass what `load_pair` logs to this function, and print its warnings."""
+
+    def emit(record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            print(f"warning: {record.getMessage()}", file=sys.stderr)
+        else:
+            tell(record.getMessage())
+
     log, handler = logging.getLogger("specdecpp.loading"), logging.Handler()
-    handler.emit = lambda record: tell(record.getMessage())
+    handler.emit = emit
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

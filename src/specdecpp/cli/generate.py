@@ -51,7 +51,7 @@ def generate(
     stats: Annotated[bool, typer.Option("--stats", help="Figures on stderr, where a terminal has them anyway.")] = False,
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
-    from specdecpp.policy_spec import as_prompt, check_sampling, parse_policy, spec_of, to_dict, watched
+    from specdecpp.policy_spec import as_prompt, parse_policy, spec_of, to_dict, watched
     from specdecpp.report import render
     from specdecpp.sampling import asked
 
@@ -64,7 +64,7 @@ def generate(
         "top_p": top_p,
         "seed": seed,
     }
-    check_sampling(options)
+    asked(options, {})  # a mistake is seen before a model is loaded
     pair = names.load()
     is_greedy = asked(options, pair.sampling).is_greedy
     rule = None if spec is None else spec.build(pair.head)

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from specdecpp.training.plan import HeadPlan
     from specdecpp.training.recipe import Recipe
 
-EXAMPLES = ("specdecpp train recipe.yaml",)
+EXAMPLES = ("specdecpp train recipe.yaml", "specdecpp train recipe.yaml --only calibrate --temperature 0.7")
 COLUMNS = {
     "AUROC\n/token": "auroc_token",
-    "AUROC\n/round": "auroc_product",
+    "AUROC\n/step": "auroc_product",
     "over\ncumul. q": "gain_product",
     "ECE\n/token": "ece_token",
-    "ECE\n/round": "ece_product",
+    "ECE\n/step": "ece_product",
     "KL\n/token": "kl",
 }
 STAGES = {
-    f"{label}\n/{of}": f"{key}_{of.replace('round', 'product')}"
-    for of in ("token", "round")
+    f"{label}\n/{of}": f"{key}_{of.replace('step', 'product')}"
+    for of in ("token", "step")
     for label, key in (("ECE", "ece"), ("Brier", "brier"), ("AUROC", "auroc"))
 }
 LIVE_ROWS, LIVE_TOKENS = 64, 128

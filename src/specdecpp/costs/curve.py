@@ -9,7 +9,8 @@ import sys
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 
 SAVED = 0.3
@@ -17,7 +18,7 @@ SAVED = 0.3
 ANSWER, LEAST_READ = 256, 256
 """Most tokens of an answer that count, and tokens of a text that are worth reading at any cost: with the last 256 the draft of
 a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
-_FURTHER = ("head_s", "start_s", "switch_s", "other_s", "read_along")
+_SECONDS = ("draft_s", "head_s", "start_s", "switch_s", "other_s", "read_along")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +50,27 @@ class Costs:
     """Requests that take the steps together; the seconds are one's share (`shared`)."""
 
     def __post_init__(self) -> None:
-        seconds, widths = (self.draft_s, *(getattr(self, name) for name in _FURTHER)), sorted(self.passes)
+        seconds, widths = [getattr(self, name) for name in _SECONDS], sorted(self.passes)
         is_finite = all(map(math.isfinite, (*seconds, *self.passes.values())))
         if not (is_finite and min(seconds) >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0):
             raise ValueError(
                 "costs need finite seconds: draft_s of at least 0 and a positive time for at least one width from 1, got "
                 f"draft_s={self.draft_s} and passes={dict(self.passes)}"
             )
-        rising, most = {}, 0.0
-        for width in widths:
-            most = rising[width] = max(most, float(self.passes[width]))
-        object.__setattr__(self, "passes", rising)
-        object.__setattr__(self, "_curve", (tuple(widths), tuple(rising.values())))
-        object.__setattr__(self, "_hash", hash((*seconds, tuple(rising.items()))))
-        object.__setattr__(self, "_verify_s", {})
+        rising = accumulate((float(self.passes[n]) for n in widths), max)
+        object.__setattr__(self, "passes", dict(zip(widths, rising, strict=True)))
 
     def __hash__(self) -> int:
-        return self._hash  # pyright: ignore[reportAttributeAccessIssue]
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((*(getattr(self, name) for name in _SECONDS), *self._curve))
+
+    @cached_property
+    def _curve(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Widths and their seconds."""
+        return tuple(self.passes), tuple(self.passes.values())
 
     @classmethod
     def relative(cls, c: float) -> "Costs":
@@ -80,9 +85,10 @@ class Costs:
         0.11
         """
         try:
-            seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in _FURTHER}
             passes = {int(n): float(s) for n, s in values["passes"].items()}
-            return cls(draft_s=float(values["draft_s"]), passes=passes, **seconds)
+            seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in _SECONDS}
+            seconds["draft_s"] = float(values["draft_s"])
+            return cls(passes=passes, **seconds)
         except KeyError as error:
             raise ValueError(f"{error} is missing") from error
         except (AttributeError, TypeError) as error:
@@ -90,8 +96,7 @@ class Costs:
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `parse`."""
-        passes = {str(n): s for n, s in self.passes.items()}
-        return {name: getattr(self, name) for name in ("draft_s", *_FURTHER)} | {"passes": passes}
+        return {name: getattr(self, name) for name in _SECONDS} | {"passes": {str(n): s for n, s in self.passes.items()}}
 
     def with_head(self) -> "Costs":
         """Costs where a head judges every draft token: its time is part of drafting."""
@@ -120,25 +125,26 @@ class Costs:
         """1, 2, 4, 8, ...: requests together, up to so many, whose lessons are kept apart. The cost of a row depends on it."""
         return 1 << (self.num_together - 1).bit_length()
 
-    def verify_s(self, num_positions: int) -> float:
-        """Seconds of one target pass over the unread token and the draft tokens, with these the step's start included."""
-        known = self._verify_s  # pyright: ignore[reportAttributeAccessIssue]
-        if num_positions not in known:  # a policy asks for each draft token again
-            known[num_positions] = self.pass_s(num_positions) + self.start_s * (num_positions > 1)
-        return known[num_positions]
-
     def pass_s(self, num_positions: int) -> float:
-        """Seconds of that pass by itself."""
-        widths, seconds = self._curve  # pyright: ignore[reportAttributeAccessIssue]
+        """Seconds of one target pass over the unread token and the draft tokens."""
+        widths, seconds = self._curve
         if len(widths) == 1 or num_positions <= widths[0]:
             return seconds[0]
         i = min(bisect_right(widths, num_positions), len(widths) - 1)
         slope = (seconds[i] - seconds[i - 1]) / (widths[i] - widths[i - 1])
         return seconds[i - 1] + slope * (num_positions - widths[i - 1])
 
+    def verify_s(self, num_positions: int) -> float:
+        """Seconds of that pass, with draft tokens the step's start included."""
+        return self.pass_s(num_positions) + self.start_s * (num_positions > 1)
+
     def round_s(self, num_drafted: int) -> float:
         """Seconds of a step with so many draft tokens, after steps of its like."""
         return self.draft_s * num_drafted + self.verify_s(num_drafted + 1)
+
+    def step_s(self, num_drafted: int) -> float:
+        """Seconds that one more draft token adds to a step that has `num_drafted`: its draft step and the wider pass."""
+        return self.draft_s + self.verify_s(num_drafted + 2) - self.verify_s(num_drafted + 1)
 
     def draft_pass_s(self, num_rows: int) -> float:
         """Seconds of a pass of the draft over so many rows, which rise as the target's do."""
@@ -154,10 +160,6 @@ class Costs:
         each_s = (self.draft_pass_s(LEAST_READ + 1) - self.draft_pass_s(1)) / LEAST_READ
         saved_s = SAVED * self.verify_s(1) * min(num_tokens, ANSWER)
         return max(LEAST_READ, math.ceil(saved_s / each_s)) if each_s > 0 else sys.maxsize
-
-    def step_s(self, num_drafted: int) -> float:
-        """Seconds that one more draft token adds to a step that has `num_drafted`: its draft step and the wider pass."""
-        return self.draft_s + self.verify_s(num_drafted + 2) - self.verify_s(num_drafted + 1)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (asked before every draft token, with what changes at most once a step)
     def best_length(self, acceptance: float, lengths: range) -> int:

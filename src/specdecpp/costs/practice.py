@@ -7,7 +7,7 @@ both. A step of k draft tokens holds the step that a rule would have stopped ear
 distribution. So the rule itself is run over the steps.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -45,13 +45,8 @@ class Practised:
         if not 0 <= self.num_accepted <= self.num_drafted:
             raise ValueError(f"{self.num_accepted} of {self.num_drafted} draft tokens cannot be accepted")
 
-    @property
-    def num_drafted(self) -> int:
-        return len(self.judged)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_accepted + 1
+    num_drafted = property(lambda self: len(self.judged))
+    num_tokens = property(lambda self: self.num_accepted + 1)
 
     def cut(self, num: int, costs: Costs) -> "Practised":
         """The step that the rule would have stopped after `num` draft tokens, at these costs."""
@@ -70,25 +65,17 @@ class Practice:
 
     @classmethod
     def parse(cls, values: Any) -> "Practice":
-        """Read the JSON form. Raises ValueError for anything else."""
-        try:
-            steps = {
-                name: tuple(
-                    Practised(num, tuple(map(float, judged)), tuple(map(float, overlaps)))
-                    for num, judged, overlaps in values[name]
-                )
-                for name in ("greedy", "sampled")
-            }
-            return cls(judge=str(values["judge"]), **steps)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"practice has greedy and sampled steps and a judge, got {values!r}") from error
+        """Read the JSON form. Raises ValueError, KeyError or TypeError for anything else."""
+        greedy, sampled = (
+            tuple(Practised(num, tuple(map(float, qs)), tuple(map(float, tested))) for num, qs, tested in values[name])
+            for name in ("greedy", "sampled")
+        )
+        return cls(greedy=greedy, sampled=sampled, judge=str(values["judge"]))
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `parse`."""
-        both = {"greedy": self.greedy, "sampled": self.sampled}
-        return {"judge": self.judge} | {
-            name: [[r.num_accepted, r.judged, r.overlaps] for r in steps] for name, steps in both.items()
-        }
+        greedy, sampled = ([[r.num_accepted, r.judged, r.overlaps] for r in steps] for steps in (self.greedy, self.sampled))
+        return {"judge": self.judge, "greedy": greedy, "sampled": sampled}
 
     def past(self, policy: Any, costs: Costs, *, is_greedy: bool) -> Mapping[str, Any] | None:
         """Statistics that the rule carries on from these steps (`Policy.carry`); None without any, or where others judged
@@ -127,12 +114,3 @@ def texts(pair: Any) -> list[list[int]]:
     except (ValueError, TypeError, AttributeError):  # PromptError among them; no tokenizer at all
         return []
     return found if max(map(max, found)) < pair.target.vocab_size else []
-
-
-def practice_of(steps: Iterable[tuple[bool, Any]], judge: str) -> Practice:
-    """The steps with draft tokens, each with whether it was greedy."""
-    found: tuple[list[Practised], list[Practised]] = [], []
-    for is_greedy, r in steps:
-        if r.num_drafted and len(r.judged) == r.num_drafted:
-            found[is_greedy].append(Practised(r.num_accepted, tuple(r.judged), tuple(r.overlaps)))
-    return Practice(greedy=tuple(found[True]), sampled=tuple(found[False]), judge=judge)

@@ -43,7 +43,7 @@ def by_source(
 
 def agreement(target: Any, draft: Any, pieces: Sequence[TextPiece]) -> float:
     """Mean acceptance at temperature 1, over all tokens: of an undecided target most of it is in the tail."""
-    return by_source(target, draft, [""] * len(pieces), pieces, settings={"": Sampling(temperature=1.0)})[""][""]
+    return by_source(target, draft, [""] * len(pieces), pieces, settings={"": SETTINGS["1"]})[""][""]
 
 
 def sums(pieces: Sequence[TextPiece], vocab_size: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from specdecpp import cache_dir
-from specdecpp.backends import families, trimmed
+from specdecpp.backends import trimmed
 from specdecpp.errors import BackendError
 
 
@@ -40,16 +40,16 @@ class Shape:
         if self.kept < 0 or self.own < 1 or (self.tokens is not None and self.tokens < 2):
             raise ValueError(f"a draft keeps 0 layers or more, has 1 of its own and 2 tokens at least, got {self}")
 
+    def layers(self, num: int) -> list[int]:
+        """Indices of the target's `num` layers that a draft starts from: the first, and for its own the next and the last."""
+        return [*range(self.kept + 1), *range(num - self.own + 1, num)]
 
-def check(target: Any, shape: Shape | None = None) -> None:
-    """Raise `BackendError` for a target that no draft can be cut from, or not this one."""
-    name = type(target).__name__
-    if reason := families.refusal(target):
-        raise BackendError(
-            f"no draft can be cut from {name}: {reason}. Name a model of a family that the compiled backend knows."
-        )
-    num = int(target.config.num_hidden_layers)
+
+def check_smaller(target: Any, shape: Shape | None) -> None:
+    """Raise `BackendError` for a draft that is no smaller than its target."""
+    num = len(target.model.layers)
     if shape is not None and shape.kept + shape.own >= num:
+        name = type(target).__name__
         raise BackendError(
             f"a draft of {shape.kept}+{shape.own} layers is no smaller than {name} with its {num}. Ask for fewer."
         )
@@ -64,29 +64,9 @@ def of_layers(target: Any, indices: Sequence[int]) -> Any:
     return _assembled(target, layers, copy.deepcopy(target.model.norm), indices)
 
 
-def _assembled(target: Any, layers: Sequence[nn.Module], norm: nn.Module, indices: Sequence[int]) -> Any:
-    """A model of these layers; `indices` are their places in the target."""
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [target.config.layer_types[i] for i in indices]
-    with torch.device("meta"):
-        model = type(target)(config)
-    body, of = model.model, target.model
-    body.layers, body.norm = nn.ModuleList(layers), norm
-    body.embed_tokens, body.rotary_emb, model.lm_head = of.embed_tokens, of.rotary_emb, target.lm_head
-    model.generation_config = copy.deepcopy(target.generation_config)
-    return model.eval()
-
-
-def layers_of(num: int, shape: Shape) -> list[int]:
-    """Indices of the target's `num` layers that a draft starts from: the first, and for its own the next and the last."""
-    return [*range(shape.kept + 1), *range(num - shape.own + 1, num)]
-
-
 def draft(target: Any, shape: Shape) -> Any:
-    """An untrained draft of a shape: a model of the target's class."""
-    return of_layers(target, layers_of(len(target.model.layers), shape))
+    """An untrained draft of a shape."""
+    return of_layers(target, shape.layers(len(target.model.layers)))
 
 
 def tail(model: Any, kept: int) -> Any:
@@ -95,23 +75,36 @@ def tail(model: Any, kept: int) -> Any:
     return _assembled(model, [*layers[kept:]], model.model.norm, range(kept, len(layers)))
 
 
+def _assembled(model: Any, layers: Sequence[nn.Module], norm: nn.Module, indices: Sequence[int]) -> Any:
+    """A model of these layers; `indices` are their places in the other one."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [model.config.layer_types[i] for i in indices]
+    with torch.device("meta"):
+        made = type(model)(config)
+    body, old = made.model, model.model
+    body.layers, body.norm = nn.ModuleList(layers), norm
+    body.embed_tokens, body.rotary_emb, made.lm_head = old.embed_tokens, old.rotary_emb, model.lm_head
+    made.generation_config = copy.deepcopy(model.generation_config)
+    return made.eval()
+
+
 def shape_of(draft: Any, target: Any) -> Shape | None:
     """The shape of a draft which was cut from this target; None for another model, and for one with no layer of its own."""
-    pairs = zip(draft.model.layers, target.model.layers, strict=False)
-    kept = sum(1 for _ in takewhile(lambda layers: _are_same(*layers), pairs))
-    if kept == len(draft.model.layers) or not _are_same(draft.model.embed_tokens, target.model.embed_tokens):
+    layers = draft.model.layers
+    pairs = zip(layers, target.model.layers, strict=False)
+    kept = sum(1 for _ in takewhile(lambda pair: _are_same(*pair), pairs))
+    if not 0 < kept < len(layers) or not _are_same(draft.model.embed_tokens, target.model.embed_tokens):
         return None
     ids = getattr(draft.config, trimmed.KEY, None)
-    return Shape(kept=kept, own=len(draft.model.layers) - kept, tokens=None if ids is None else len(ids))
+    return Shape(kept=kept, own=len(layers) - kept, tokens=None if ids is None else len(ids))
 
 
 def _are_same(layer: nn.Module, other: nn.Module) -> bool:
     """Tell whether two layers have the same weights in bfloat16, the type of a draft's checkpoint."""
-    of = dict(other.named_parameters())
-    return all(
-        name in of and p.shape == of[name].shape and torch.equal(p.bfloat16(), of[name].bfloat16())
-        for name, p in layer.named_parameters()
-    )
+    pairs = zip(layer.parameters(), other.parameters(), strict=False)
+    return all(a.shape == b.shape and torch.equal(a.bfloat16(), b.bfloat16()) for a, b in pairs)
 
 
 class _HalfLinear(nn.Linear):
@@ -142,8 +135,9 @@ def is_fast_at_half(device: torch.device) -> bool:
 
 def batched(texts: Sequence[Sequence[int]], *, device: torch.device) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
     """Texts as one batch, padded on the right, and its attention mask."""
-    ids = pad_sequence([torch.tensor([*text]) for text in texts], batch_first=True)
-    mask = pad_sequence([torch.ones(len(text), dtype=torch.long) for text in texts], batch_first=True)
+    rows = [torch.tensor([*text]) for text in texts]
+    ids = pad_sequence(rows, batch_first=True)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return ids.to(device), mask.to(device)
 
 

@@ -26,11 +26,9 @@ from specdecpp.backends import NativeModel
 from specdecpp.decoder import encode
 from specdecpp.distillation import measuring, network, saving, shapes, start, text, writing
 from specdecpp.distillation.network import Shape
-from specdecpp.distillation.rounding import precision_of
-from specdecpp.distillation.start import Begun
-from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import STATE, Course, Length, Lesson, Trainer
-from specdecpp.distillation.writing import Writer
+from specdecpp.distillation.target import Begun, Target
+from specdecpp.distillation.text import TextPiece
+from specdecpp.distillation.training import STATE, Course, Length, Trainer
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.policy_spec import as_prompt
@@ -48,8 +46,6 @@ FITTED = 2
 WRITING = 0.55
 """The share of a budget in minutes that the target writes for; the rest is for training."""
 Tell = Callable[[str], None]
-Prompt = tuple[str, list[int]]
-"""The source of a prompt, and its ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,23 +77,12 @@ class DistilPlan:
         if (self.minutes is None) == (self.tokens is None):
             given = "both" if self.tokens is not None else "neither"
             raise ValueError(f"the budget is either minutes or tokens that the target writes, got {given}. Give one of them.")
-        if (self.minutes is not None and not self.minutes > 0) or (self.tokens is not None and self.tokens < 1):
-            raise ValueError(f"the budget must be positive, got {self.tokens if self.minutes is None else self.minutes:g}")
+        if not (budget := self.tokens if self.minutes is None else self.minutes) or budget < 0:
+            raise ValueError(f"the budget must be positive, got {budget:g}")
         if self.max_tokens < 2 or self.seed < 0:
             raise ValueError(f"max_tokens must be at least 2 and seed at least 0, got {self.max_tokens} and {self.seed}")
         if self.start is not None and self.shape is not None:
             raise ValueError(f"{self.start} has layers of its own, so no shape can be asked for. Leave one of them out.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settled:
-    """Decisions of a run when it began."""
-
-    asked: str
-    """Digest of the plan, the models and the prompts."""
-    shape: Shape
-    num_shards: int
-    tried: tuple[dict[str, Any], ...]
 
 
 def distil(plan: DistilPlan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
@@ -115,67 +100,57 @@ class _Run:
 
     def __init__(self, plan: DistilPlan, tell: Tell):
         texts = gather(plan.sources, seed=plan.seed)  # before a model is loaded: a missing file is refused at once
-        self._plan, self._tell, self._folder = plan, tell, plan.out / TEXT
-        self._target = Target(plan.target, plan.device)
-        network.check(self._target.model, plan.shape)
-        self._begun = None if plan.start is None else Begun.named(plan.start, self._target)
-        saving.check(self._target, self._begun)
-        pair = Pair(target=self._target.writer, draft=self._target.writer, tokenizer=self._target.tokenizer)
-        prompts = self._fitting([(p.source, encode(pair, as_prompt(pair, p.text))) for p in texts])
-        self._held, self._prompts = prompts[:HELD], prompts[HELD:]
-
-    def _fitting(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Prompts that leave room for an answer. Raises `DataError` where they are too few."""
-        most = self._plan.max_tokens
-        room = min(n for n in (self._target.context, 2**31) if n is not None) - most
-        found = [(source, ids) for source, ids in prompts if 0 < len(ids) <= room]
-        if len(found) < 2 * HELD:
+        self._plan, self._tell = plan, tell
+        target = self._target = Target(plan.target, plan.device)
+        network.check_smaller(target.model, plan.shape)
+        self._begun = None if plan.start is None else Begun.named(plan.start, target)
+        saving.check(target, self._begun)
+        pair = Pair(target=target.writer, draft=target.writer, tokenizer=target.tokenizer)
+        prompts = [(p.source, encode(pair, as_prompt(pair, p.text))) for p in texts]
+        most = min(n for n in (target.writer.max_length, 2**31) if n is not None) - plan.max_tokens
+        prompts = [(source, ids) for source, ids in prompts if 0 < len(ids) <= most]
+        if len(prompts) < 2 * HELD:
             raise DataError(
-                f"{len(found)} prompts leave room for an answer of {most} tokens, and a draft needs {2 * HELD}: {HELD} to "
-                "measure it, the others to train it. Give more prompts, or shorter ones."
+                f"{len(prompts)} prompts leave room for an answer of {plan.max_tokens} tokens, and a draft needs {2 * HELD}: "
+                f"{HELD} to measure it, the others to train it. Give more prompts, or shorter ones."
             )
-        return found
+        self._sources = sorted({source for source, _ in prompts})
+        self._held, self._prompts = prompts[:HELD], [ids for _, ids in prompts[HELD:]]
 
     def card(self) -> dict[str, Any]:
         """Make the draft and measure it; all that is known of it."""
         plan, target, begun = self._plan, self._target, self._begun
-        settled = self._settled()
-        self._write(settled)
-        paths = [self._folder / text.name_of(i) for i in range(settled.num_shards)]
+        asked = self._asked()
+        shape, num_shards = self._settled(asked)
+        paths = [plan.out / TEXT / f"text-{i:05d}.safetensors" for i in range(num_shards)]
+        self._write(paths, shape.kept)
         lengths, shares = _survey(paths, target.vocab_size)
-        draft, trainer, last = self._trained(settled, paths, lengths, shares)
+        draft, trainer = self._trained(shape, paths, lengths, shares, asked)
         self._tell("measuring")
-        files = saving.save(draft, target, settled.shape, plan.out, is_cut=begun is None or begun.is_cut)
-        answers = self._writer(settled.shape.kept).pieces([ids for _, ids in self._held], seed=(plan.seed, 2))
+        files = saving.save(draft, target, plan.out, kept=None if begun is not None and begun.is_small else shape.kept)
+        answers = self._answered([ids for _, ids in self._held], layer=shape.kept, seed=(plan.seed, 2))
         written = Target(str(plan.out / files[0]), plan.device).model
         found = measuring.by_source(target.model, written, [source for source, _ in self._held], answers)
         card = {
             "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
-            "draft": {"files": files, "shape": asdict(settled.shape), "parameters": sum(p.numel() for p in trainer.own)},
+            "draft": {"files": files, "shape": asdict(shape), "parameters": sum(p.numel() for p in trainer.own)},
             "start": begun and {"name": short_name(begun.model.name), "fingerprint": begun.model.source.fingerprint},
             "data": {
-                "sources": sorted({source for source, _ in (*self._held, *self._prompts)}),
+                "sources": self._sources,
                 "licence": plan.licence,
                 "sampling": asdict(plan.sampling),
                 "tokens": sum(whole - prompt for shard in lengths for prompt, whole in shard),
             },
-            "training": {"steps": trainer.steps, **asdict(plan.course), "last": last and asdict(last)},
+            "training": {"steps": trainer.steps, **asdict(plan.course)},
             "acceptance": {source: {k: round(v, 4) for k, v in by.items()} for source, by in found.items()},
             "versions": {"specdecpp": specdecpp.__version__, "torch": torch.__version__, "python": platform.python_version()},
         }
         cache_dir.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
         return card
 
-    def _writer(self, layer: int) -> Writer:
-        plan, target = self._plan, self._target
-        return Writer(
-            backend=target.writer,
-            sampling=plan.sampling,
-            max_tokens=plan.max_tokens,
-            ends=target.ends,
-            layer=layer,
-            context=target.context,
-        )
+    def _answered(self, prompts: Sequence[Sequence[int]], *, layer: int, seed: tuple[int, ...]) -> list[TextPiece]:
+        plan = self._plan
+        return writing.answered(self._target, prompts, plan.sampling, max_tokens=plan.max_tokens, layer=layer, seed=seed)
 
     @property
     def _group(self) -> int:
@@ -187,99 +162,88 @@ class _Run:
         options = asdict(self._plan)
         parts = [options[name] for name in ("sampling", "shape", "start", "course", "max_tokens", "seed", "minutes", "tokens")]
         models = [self._target.source.fingerprint, self._begun and self._begun.model.source.fingerprint]
-        found = json.dumps([parts, models, [ids for _, ids in self._prompts]], sort_keys=True, default=str)
+        found = json.dumps([parts, models, self._prompts], sort_keys=True, default=str)
         return hashlib.sha256(found.encode()).hexdigest()[:16]
 
-    def _settled(self) -> Settled:
-        """Read the decisions of an earlier run, else decide now."""
-        path, asked = self._plan.out / PLAN, self._asked()
+    def _settled(self, asked: str) -> tuple[Shape, int]:
+        """The shape and the number of shards, as an earlier run decided, or decided now."""
+        path = self._plan.out / PLAN
         if not path.is_file():
-            settled = self._chosen(asked)
-            cache_dir.write(path, json.dumps(asdict(settled), indent=1) + "\n")
-            return settled
+            cache_dir.write(path, json.dumps({"asked": asked, **self._decided()}, indent=1) + "\n")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            settled = Settled(**found | {"shape": Shape(**found["shape"]), "tried": tuple(found["tried"])})
+            settled = Shape(**found["shape"]), int(found["num_shards"])
+            is_other = found["asked"] != asked
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path} is damaged ({error}). Put it back as it was, or distil into another folder.") from error
-        if settled.asked != asked:
+        if is_other:
             raise DataError(
                 f"{self._plan.out} holds a distillation of another kind (target, prompts or options differ). Distil into "
                 "another folder with --out, or put back what was changed; nothing is lost."
             )
         return settled
 
-    def _chosen(self, asked: str) -> Settled:
+    def _decided(self) -> dict[str, Any]:
         """Decide by a first text, and by the time that it takes."""
         plan = self._plan
         self._tell("choosing a shape")
         began = time.perf_counter()
         num_prompts = SHARD * (1 if plan.minutes is None else self._group)  # the rate is that of a group
-        first = self._writer(0).pieces([ids for _, ids in self._prompts[:num_prompts]], seed=(plan.seed, 0))
+        first = self._answered(self._prompts[:num_prompts], layer=0, seed=(plan.seed, 0))
         rate = sum(piece.num_answer for piece in first) / (time.perf_counter() - began)
         self._tell(f"choosing a shape: the target writes {rate:,.0f} tokens/s")
         num_tokens = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
-        best, tried = shapes.choose(self._target, first[:SHARD], num_tokens=num_tokens, fixed=plan.shape, begun=self._begun)
-        of_shard = sum(piece.num_answer for piece in first[:SHARD])
-        return Settled(
-            asked=asked,
-            shape=best.shape,
-            num_shards=max(1, round(num_tokens / of_shard)),
-            tried=tuple(asdict(candidate) for candidate in tried),
-        )
+        num_shards = max(1, round(num_tokens / sum(piece.num_answer for piece in first[:SHARD])))
+        begun, fixed, tried = self._begun, plan.shape, []
+        if begun is not None and not begun.is_small:
+            fixed = begun.shape
+        if fixed is None:
+            small = begun and begun.model
+            tried = shapes.choose(self._target, first[:SHARD], num_tokens=num_tokens, small=small)
+        return {"shape": asdict(fixed) if fixed else tried[0]["shape"], "num_shards": num_shards, "tried": tried}
 
-    def _write(self, settled: Settled) -> None:
+    def _write(self, paths: Sequence[Path], layer: int) -> None:
         """The shards that are missing. Prompts that are too few for them are answered again with other uniforms."""
-        folder, num_shards, size = self._folder, settled.num_shards, self._group
-        folder.mkdir(exist_ok=True)
-        finished = set(text.done(folder))
-        groups = [range(first, min(first + size, num_shards)) for first in range(0, num_shards, size)]
-        missing = [number for number, group in enumerate(groups) if not finished.issuperset(group)]
-        writer, tokens, began = self._writer(settled.shape.kept), 0, time.perf_counter()
+        size, prompts = self._group, self._prompts
+        groups = [paths[first : first + size] for first in range(0, len(paths), size)]
+        missing = [number for number, group in enumerate(groups) if not all(path.is_file() for path in group)]
+        tokens, began = 0, time.perf_counter()
         for left, number in zip(reversed(range(len(missing))), missing, strict=True):
-            chosen = [[self._prompts[(i * SHARD + j) % len(self._prompts)][1] for j in range(SHARD)] for i in groups[number]]
-            made = writing.shards(writer, chosen, seed=(self._plan.seed, 1, number))
-            for index, pieces in zip(groups[number], made, strict=True):
-                if index not in finished:
-                    text.write(folder, index, pieces)
-            tokens += sum(piece.num_answer for pieces in made for piece in pieces)
+            asked = []
+            for place in range(number * size, number * size + len(groups[number])):
+                asked += sorted((prompts[(place * SHARD + j) % len(prompts)] for j in range(SHARD)), key=len)
+            made = self._answered(asked, layer=layer, seed=(self._plan.seed, 1, number))
+            for place, path in enumerate(groups[number]):
+                if not path.is_file():
+                    text.write(path, made[place * SHARD : (place + 1) * SHARD])
+            tokens += sum(piece.num_answer for piece in made)
             elapsed = time.perf_counter() - began
             minutes = elapsed / (len(missing) - left) * left / 60
             done = 1 - left / len(groups)
             self._tell(f"the target writes {done:.0%}: {tokens / elapsed:,.0f} tokens a second, {minutes:,.0f} min left")
 
     def _trained(
-        self, settled: Settled, paths: Sequence[Path], lengths: list[list[Length]], shares: torch.Tensor
-    ) -> tuple[Any, Trainer, Lesson | None]:
-        """The draft, trained, and the last step of its training in this run."""
-        plan, model, shape, begun = self._plan, self._target.model, settled.shape, self._begun
+        self, shape: Shape, paths: Sequence[Path], lengths: list[list[Length]], shares: torch.Tensor, asked: str
+    ) -> tuple[Any, Trainer]:
+        plan, model, begun = self._plan, self._target.model, self._begun
         draft = network.draft(model, shape) if begun is None else begun.model.model
         num = min(len(shares), int(draft.config.vocab_size))  # a small model may have other padding
         ids = torch.arange(num)
         if shape.tokens is not None and shape.tokens < num:
             ids = shares[:num].topk(shape.tokens).indices.sort().values
-        own = network.tail(draft, shape.kept)
-        if begun is None and start.can_fit(model) and not (plan.out / STATE).exists():
+        if begun is None and not (plan.out / STATE).exists():
             self._tell("fitting the start")
             first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
             start.fit(draft, self._target.quick, first, shape)
         rows = torch.full((len(shares),), -1)
         rows[ids] = torch.arange(len(ids))
         output = draft.lm_head.weight.detach()[ids.to(model.device)]
-        precision = precision_of(self._target) if begun is None or begun.is_cut else None
+        precision = None if begun is not None and begun.is_small else self._target.precision
+        own = network.tail(draft, shape.kept)
         trainer = Trainer(own, output, rows, lengths, plan.course, is_whole=not shape.kept, precision=precision)
-        steps, recent = trainer.steps, list[float]()
-
-        def tell(lesson: Lesson) -> None:
-            recent.append(lesson.overlap)
-            minutes = lesson.elapsed_s / len(recent) * (steps - lesson.step) / 60
-            mean = sum(recent[-50:]) / len(recent[-50:])
-            at = f"training {lesson.step / steps:.0%}: step {lesson.step:,} of {steps:,}"
-            self._tell(f"{at}, acceptance at least {mean:.3f}, {minutes:,.0f} min left")
-
-        last = trainer.run(paths, plan.out, settled.asked, tell)
+        trainer.run(paths, plan.out, asked, self._tell)
         draft.config.output_ids = None if len(ids) == num else ids.tolist()
-        return draft.requires_grad_(False), trainer, last
+        return draft.requires_grad_(False), trainer
 
 
 def _survey(paths: Sequence[Path], vocab_size: int) -> tuple[list[list[Length]], torch.Tensor]:

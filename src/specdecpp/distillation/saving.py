@@ -1,7 +1,7 @@
 """A draft on disk: a checkpoint of transformers, and beside a target in a GGUF file one like it.
 
 In the file the kept layers, the embedding and the output layer are the target's bytes; the draft's own layers have about as
-many bits as the target's (`rounding`).
+many bits as the target's (`Target.precision`).
 """
 
 import copy
@@ -9,24 +9,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from specdecpp.distillation.network import Shape
-from specdecpp.distillation.rounding import precision_of
-from specdecpp.distillation.start import Begun
-from specdecpp.distillation.target import Target
+from specdecpp.distillation.target import Begun, Target
 from specdecpp.errors import BackendError, first_line
 from specdecpp.loading import gguf_writing
-from specdecpp.loading.gguf_cutting import cut
 
 DRAFT, FILE = "draft", "draft.gguf"
 
 
 def check(target: Target, begun: Begun | None) -> None:
     """Raise `BackendError` for a draft that could not be written, before it costs anything."""
-    if precision_of(target) is None:
+    if target.precision is None:
         return
-    if begun is not None and not begun.is_cut:
+    if begun is not None and begun.is_small:
         if gguf_writing.refusal(begun.model.model) is None:
-            gguf_writing.Vocabulary.of(target.tokenizer, size=int(begun.model.model.config.vocab_size))
+            gguf_writing.vocabulary_of(target.tokenizer, size=int(begun.model.model.config.vocab_size))
     elif reason := gguf_writing.refusal(target.model):
         raise BackendError(
             f"a draft of {target.name} cannot be written as a GGUF file: {reason}. Name the target's checkpoint instead of its "
@@ -34,8 +30,9 @@ def check(target: Target, begun: Begun | None) -> None:
         )
 
 
-def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -> list[str]:
-    """Write both, each whole or not at all; their names, the one to use first. `is_cut`: it was cut from the target.
+def save(draft: Any, target: Target, out: Path, *, kept: int | None) -> list[str]:
+    """Write both, each whole or not at all; their names, the one to use first. `kept`: layers of the target; None: the draft is
+    a small model.
 
     Raises `BackendError` where the file cannot be written; the checkpoint is there then.
     """
@@ -45,14 +42,13 @@ def save(draft: Any, target: Target, shape: Shape, out: Path, *, is_cut: bool) -
     target.tokenizer.save_pretrained(part)
     shutil.rmtree(out / DRAFT, ignore_errors=True)
     part.rename(out / DRAFT)
-    precision = precision_of(target)
-    if precision is None or (not is_cut and gguf_writing.refusal(draft)):
+    if target.precision is None or (kept is None and gguf_writing.refusal(draft)):
         return [DRAFT]
     try:
-        if is_cut:
-            cut(target.name, out / FILE, shape.kept, model=draft, precision=precision)
-        else:
+        if kept is None:
             gguf_writing.write(draft, target.tokenizer, out / FILE, precision=gguf_writing.Precision.q8_0, name=DRAFT)
+        else:
+            gguf_writing.cut(target.name, out / FILE, kept, model=draft, precision=target.precision)
     except Exception as error:  # from the disk, gguf or numpy: hours of training stand behind it
         raise BackendError(
             f"the draft is trained and {out / FILE} could not be written ({first_line(error)}). Nothing is lost: the draft is "

@@ -10,7 +10,7 @@ that the closed form is worth: an assumption, the same for all shapes, which the
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +20,6 @@ from specdecpp.backends import Model
 from specdecpp.costs import chain_tokens
 from specdecpp.distillation import measuring, network, start
 from specdecpp.distillation.network import Shape
-from specdecpp.distillation.start import Begun
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.text import TextPiece
 
@@ -33,70 +32,54 @@ TOKENS = (4096, 8192, 16384, 32768)
 CONTEXT, REPEATS = 64, 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A shape with what is known of it."""
-
-    shape: Shape
-    step_s: float
-    """Seconds of one draft step."""
-    accepted: float
-    """Acceptance of its start, along the target's text."""
-    expected: float
-    """Acceptance after training."""
-    speed_up: float
-    """Tokens/s over the target alone, at `length`."""
-    length: int
-    """The best number of draft tokens of those tried."""
-
-
 def choose(
-    target: Target, pieces: Sequence[TextPiece], *, num_tokens: int, fixed: Shape | None = None, begun: Begun | None = None
-) -> tuple[Candidate, list[Candidate]]:
-    """The best shape and all that were tried, for so many tokens of training.
+    target: Target, pieces: Sequence[TextPiece], *, num_tokens: int, small: Target | None = None
+) -> list[dict[str, Any]]:
+    """All shapes that were tried, the best first, for so many tokens of training. A `small` model has its own layers.
 
-    `pieces` are a first text: three quarters of it fit the starts, the last quarter measures them. `fixed` is the only shape
-    to try; a draft that is `begun` has its own, and of a small model only the tokens are chosen.
+    `pieces` are a first text: three quarters of it fit the starts, the last quarter measures them. Facts of each: `step_s`,
+    seconds of a draft step; `accepted` by its start, along the target's text; `expected` after training; `speed_up` over the
+    target alone at the best `length`.
     """
-    if begun is not None and begun.is_cut:
-        fixed = begun.shape
     cut = max(1, 3 * len(pieces) // 4)
     texts, held = [piece.ids.tolist() for piece in pieces[:cut]], pieces[cut:] or pieces[:1]
     passes = dict(zip(WIDTHS, _seconds(target.backend(target.model, None), WIDTHS), strict=True))
     found = []
-    for shape in [fixed] if fixed else shapes(target.model) if begun is None else [begun.shape]:
-        draft = network.draft(target.model, shape) if begun is None else begun.model.model
-        if begun is None and start.can_fit(target.model):
+    for shape in (
+        shapes(len(target.model.model.layers)) if small is None else [Shape(kept=0, own=len(small.model.model.layers))]
+    ):
+        draft = network.draft(target.model, shape) if small is None else small.model
+        if small is None:
             start.fit(draft, target.quick, texts, shape)
         num = min(target.vocab_size, int(draft.config.vocab_size))  # a small model may have other padding
         share = measuring.sums(pieces, target.vocab_size)
         share = share[:num] / share.sum()
         draft.config.output_ids = None
         accepted = measuring.agreement(target.quick, draft, held)
-        for tokens in [shape.tokens] if fixed else [*(n for n in TOKENS if n < num / 2), None]:
+        for tokens in (*(n for n in TOKENS if n < num / 2), None):
             ids = None if tokens is None else share.topk(tokens).indices.sort().values.tolist()
             draft.config.output_ids = ids
-            timed = target.backend(draft, shape) if begun is None else begun.model.backend(draft, None)
+            timed = target.backend(draft, shape) if small is None else small.backend(draft, None)
             covered = 1.0 if ids is None else float(share[ids].sum())
             (step_s,) = _seconds(timed, (1,))
-            found.append(_candidate(replace(shape, tokens=tokens), step_s, accepted * covered, passes, num_tokens))
+            found.append(_judged(replace(shape, tokens=tokens), step_s, accepted * covered, passes, num_tokens))
         draft.config.output_ids = None
-    return max(found, key=lambda candidate: candidate.speed_up), found
+    return sorted(found, key=lambda each: -each["speed_up"])
 
 
-def shapes(target: Any) -> list[Shape]:
-    """Shapes to try, smallest first."""
-    num = len(target.model.layers)
+def shapes(num: int) -> list[Shape]:
+    """Shapes to try for a target of so many layers, smallest first."""
     kept = sorted({max(0, min(round(num / depth), num - 2)) for depth in DEPTHS})
     return [Shape(kept=k, own=own) for k in kept for own in (1, 2) if k + own < num]
 
 
-def _candidate(shape: Shape, step_s: float, accepted: float, passes: Mapping[int, float], num_tokens: int) -> Candidate:
+def _judged(shape: Shape, step_s: float, accepted: float, passes: Mapping[int, float], num_tokens: int) -> dict[str, Any]:
     expected = max(accepted, min(MOST, accepted + PER_DOUBLING * math.log2(1 + num_tokens / WORTH)))
     seconds = {k: k * step_s + float(np.interp(k + 1, [*passes], [*passes.values()])) for k in LENGTHS}
     speeds = {k: chain_tokens(expected, k) * passes[1] / seconds[k] for k in LENGTHS}
     length = max(LENGTHS, key=lambda k: speeds[k])
-    return Candidate(shape=shape, step_s=step_s, accepted=accepted, expected=expected, speed_up=speeds[length], length=length)
+    shape_step = {"shape": asdict(shape), "step_s": step_s}
+    return {**shape_step, "accepted": accepted, "expected": expected, "speed_up": speeds[length], "length": length}
 
 
 def _seconds(backend: Model, widths: tuple[int, ...]) -> list[float]:

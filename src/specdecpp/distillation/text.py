@@ -60,11 +60,7 @@ def read(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequenc
     return pieces
 
 
-def name_of(index: int) -> str:
-    return f"text-{index:05d}.safetensors"
-
-
-def write(folder: Path, index: int, pieces: Sequence[TextPiece]) -> None:
+def write(path: Path, pieces: Sequence[TextPiece]) -> None:
     """Write the file of a shard, whole or not at all."""
     tensors = {
         "ids": torch.cat([p.ids for p in pieces]).int(),
@@ -73,12 +69,7 @@ def write(folder: Path, index: int, pieces: Sequence[TextPiece]) -> None:
         "top": torch.cat([p.top for p in pieces]).int(),
         "log_p": torch.cat([p.log_p for p in pieces]).half(),
     }
-    cache_dir.write(folder / name_of(index), save(tensors, {_CRC: str(_checksum(tensors))}))
-
-
-def done(folder: Path) -> list[int]:
-    """Numbers of the shards that are there."""
-    return sorted(int(path.stem.removeprefix("text-")) for path in folder.glob("text-*.safetensors"))
+    cache_dir.write(path, save(tensors, {_CRC: str(_checksum(tensors))}))
 
 
 def pieces(path: Path) -> Iterator[TextPiece]:

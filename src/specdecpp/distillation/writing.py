@@ -1,4 +1,4 @@
-"""The writer: answers of the target to prompts, drawn as it will be served, with what a draft learns of each token.
+"""Answers of the target to prompts, drawn as it will be served, with what a draft learns of each token.
 
     prompts -> slots of a batch, one pass a step -> a token for each, the state at the cut, the top tokens -> pieces
 
@@ -9,18 +9,18 @@ it wrote (`text.read`); there several shards are written together, always the sa
 the others.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdecpp.backends import EagerModel, NativeModel
+from specdecpp.backends import NativeModel
 from specdecpp.backends.native import NativeCache
+from specdecpp.distillation.target import Target
 from specdecpp.distillation.text import TOP, TextPiece, read
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.training.responses import sample_responses
@@ -32,66 +32,35 @@ WIDE, READ, TOGETHER = 256, 64, 8
 answers that are read at once, and shards of a group."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Writer:
-    """A target that writes."""
-
-    backend: NativeModel | EagerModel
-    sampling: Sampling
-    max_tokens: int
-    """The most tokens of an answer."""
-    ends: Collection[int]
-    """Ids that end an answer."""
-    layer: int
-    """The layer whose input is the state of a piece."""
-    context: int | None = None
-    """The most tokens of a prompt and its answer."""
-
-    def pieces(self, prompts: Sequence[Sequence[int]], *, seed: tuple[int, ...]) -> list[TextPiece]:
-        """One piece for each prompt (ids). The answers depend on the prompts, the seed and each prompt's place."""
-        if isinstance(self.backend, NativeModel) and not self.sampling.needs_seen:
-            return [piece for _, piece in sorted(self._written(self.backend, prompts, seed), key=itemgetter(0))]
-        backend: Any = self.backend
-        generator = torch.Generator(device=backend.device).manual_seed(int(_uniforms(seed, 0).integers(2**62)))
-        answers = sample_responses(
-            backend,
-            prompts,
-            sampling=self.sampling,
-            max_tokens=self.max_tokens,
-            ends=self.ends,
-            generator=generator,
-            max_length=self.context,
-            slots=WIDE,
-        )
-        parts = [slice(i, i + READ) for i in range(0, len(prompts), READ)]
-        return [piece for at in parts for piece in read(backend.model, prompts[at], answers[at], layer=self.layer)]
-
-    def _written(
-        self, backend: NativeModel, prompts: Sequence[Sequence[int]], seed: tuple[int, ...]
-    ) -> Iterator[tuple[int, TextPiece]]:
-        """(place, piece) of each prompt, as the answers end."""
-        waiting, slots = iter(range(len(prompts))), list[_Slot]()
-        room = [self.max_tokens if self.context is None else min(self.max_tokens, self.context - len(p)) for p in prompts]
-        while True:
-            for i in islice(waiting, SLOTS - len(slots)):
-                slots.append(_Slot(i, list(prompts[i]), backend.new_cache(), _uniforms(seed, i), room[i]))
-            if not slots:
-                return
-            unread = [(slot.cache, slot.ids[slot.cache.length :]) for slot in slots]
-            logits, states = backend.forward_seen(unread, layer=self.layer)
-            p = probabilities(logits, self.sampling)
-            best = logits.topk(min(TOP, logits.shape[-1]), -1)
-            log_p = best.values - logits.logsumexp(-1, keepdim=True)
-            going = []
-            for row, slot in enumerate(slots):
-                slot.states.append(states[row].bfloat16())
-                slot.top.append((best.indices[row], log_p[row]))
-                slot.ids.append(backend.draw(p[row], slot.uniforms.random()))
-                if slot.ids[-1] in self.ends or len(slot.top) == slot.limit:
-                    yield slot.place, slot.piece()
-                else:
-                    going.append(slot)
-            slots = going
+def answered(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    max_tokens: int,
+    layer: int,
+    seed: tuple[int, ...],
+) -> list[TextPiece]:
+    """One piece for each prompt (ids), with an answer of at most `max_tokens`. `layer` is the one whose input is the state.
+    Answers depend on the prompts, the seed and each prompt's place."""
+    backend, context = target.writer, target.writer.max_length
+    if isinstance(backend, NativeModel):
+        room = [max_tokens if context is None else min(max_tokens, context - len(prompt)) for prompt in prompts]
+        slots = (_Slot(i, [*prompt], backend.new_cache(), _uniforms(seed, i), room[i]) for i, prompt in enumerate(prompts))
+        return [piece for _, piece in sorted(_pieces(backend, slots, target.ends, sampling, layer), key=itemgetter(0))]
+    generator = torch.Generator(device=backend.device).manual_seed(int(_uniforms(seed, 0).integers(2**62)))
+    answers = sample_responses(
+        backend,
+        prompts,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        ends=target.ends,
+        generator=generator,
+        max_length=context,
+        slots=WIDE,
+    )
+    parts = [slice(i, i + READ) for i in range(0, len(prompts), READ)]
+    return [piece for at in parts for piece in read(backend.model, prompts[at], answers[at], layer=layer)]
 
 
 @dataclass
@@ -112,12 +81,27 @@ class _Slot:
         return TextPiece(ids=torch.tensor(self.ids), num_prompt=num_prompt, state=torch.cat(self.states), top=top, log_p=log_p)
 
 
+def _pieces(
+    backend: NativeModel, waiting: Iterator[_Slot], ends: Sequence[int], sampling: Sampling, layer: int
+) -> Iterator[tuple[int, TextPiece]]:
+    """(place, piece) of each prompt, as the answers end."""
+    slots = list[_Slot]()
+    while slots := [*slots, *islice(waiting, SLOTS - len(slots))]:
+        logits, states = backend.forward_seen([(slot.cache, slot.ids[slot.cache.length :]) for slot in slots], layer=layer)
+        p = probabilities(logits, sampling)
+        best = logits.topk(min(TOP, logits.shape[-1]), -1)
+        log_p = best.values - logits.logsumexp(-1, keepdim=True)
+        going = []
+        for row, slot in enumerate(slots):
+            slot.states.append(states[row].bfloat16())
+            slot.top.append((best.indices[row], log_p[row]))
+            slot.ids.append(backend.draw(p[row], slot.uniforms.random()))
+            if slot.ids[-1] in ends or len(slot.top) == slot.limit:
+                yield slot.place, slot.piece()
+            else:
+                going.append(slot)
+        slots = going
+
+
 def _uniforms(seed: tuple[int, ...], place: int) -> np.random.Generator:
     return np.random.default_rng([*seed, place])
-
-
-def shards(writer: Writer, prompts: Sequence[Sequence[Sequence[int]]], *, seed: tuple[int, ...]) -> list[list[TextPiece]]:
-    """The pieces of a group of shards, from the prompts (ids) of each."""
-    ordered = [prompt for shard in prompts for prompt in sorted(shard, key=len)]
-    pieces = iter(writer.pieces(ordered, seed=seed))
-    return [list(islice(pieces, len(shard))) for shard in prompts]

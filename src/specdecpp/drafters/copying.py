@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import log, prod
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.suffix import Match
-from specdecpp.policies import CostAware, Costs, Stop
+from specdecpp.policies import CostAware, Costs, Policy, Stop
 from specdecpp.policies.protocol import END_OF_TEXT
 from specdecpp.scheduler import Reading
 from specdecpp.step import Plan, Request, Result, verify
-from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, Verification
+from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification
 
 NO_MATCH = Stop("no match")
 UNWORTHY = Stop("further copies do not pay")
@@ -82,19 +83,14 @@ class Copied:
         return q
 
 
-def as_compared(verification: Verification) -> Verification:
-    """A verification without q that has the same distribution where q is one-hot: comparison. A user's own is returned as it
-    is."""
-    return CompareVerification() if type(verification) in (TokenVerification, BlockVerification) else verification
-
-
 def _one(plan: Plan) -> Result:
     request, started = plan.request, perf_counter()
     draft, stop = plan.found or propose(plan)
     drafted = perf_counter()
-    verification = as_compared(request.verification)
+    verification, q = request.verification, draft.rows(request.target.vocab_size)
+    if type(verification) in (TokenVerification, BlockVerification):
+        verification = CompareVerification()  # the same distribution where q is one-hot, and no q
     needs_q = not (verification.greedy_only or isinstance(verification, CompareVerification))
-    q = draft.rows(request.target.vocab_size)
     plan = replace(plan, request=replace(request, verification=verification))
     verdict, rows, pass_s = verify(plan, draft.tokens, list(q) if needs_q else ())
     rows.q = q.to(rows.logits.device)
@@ -119,10 +115,9 @@ def propose(plan: Plan) -> tuple[Copied, Stop]:
     `CostAware` weighs each match as a whole: its evidence is at hand, whatever the steps before have gained.
     """
     request, decision = plan.request, plan.decision
-    policy, drafter = decision.policy, request.draft
+    policy, drafter, draft = decision.policy, request.draft, Copied(Match([]), plan.costs)
     assert isinstance(drafter, SuffixDrafter), "the engine takes no other"
-    draft = Copied(Match([]), plan.costs)
-    weighs = plan.costs is not None and type(policy) is CostAware  # a subclass has its own say in `rule`
+    weighs = plan.costs is not None and type(policy) is CostAware  # a subclass may have another `rule`
     if not decision.limit or not (weighs or decision.may_draft):
         return draft, decision.stop(draft) or decision.at_limit
     drafter.read(plan.tokens[drafter.length :])
@@ -136,39 +131,36 @@ def propose(plan: Plan) -> tuple[Copied, Stop]:
                 del draft.judged[draft.num_tokens :]
             return draft, stop
         if draft.num_tokens and not policy.looks_ahead:
-            _judge(draft, plan)
+            _judge(draft, policy)
         draft.tokens.append(token)
         if policy.looks_ahead:
-            _judge(draft, plan)
+            _judge(draft, policy)
         if token in request.ends:
             return draft, END_OF_TEXT
     return draft, decision.at_limit if draft.num_tokens else NO_MATCH
 
 
+def _judge(draft: Copied, policy: Policy) -> None:
+    if (estimate := policy.judge(draft, torch.empty(0))) is not None:
+        draft.judged.append(estimate)
+
+
 def _weighed(draft: Copied, plan: Plan) -> tuple[Copied, Stop]:
-    """Take as many copies as pay."""
-    decision, costs, drafter = plan.decision, plan.costs, plan.request.draft
-    policy = decision.policy
-    assert costs is not None
-    assert isinstance(policy, CostAware)
-    assert isinstance(drafter, SuffixDrafter)
+    """Take as many copies as pay by `CostAware`."""
+    decision, ends = plan.decision, plan.request.ends
+    policy: Any = decision.policy
+    drafter: Any = plan.request.draft
     for limit in (min(FEW, decision.limit), decision.limit):
-        draft.match = match = drafter.copied(limit)
-        tokens = match.tokens
+        draft.match = drafter.copied(limit)
+        tokens = draft.match.tokens
         if not tokens:
             return draft, NO_MATCH
-        end = next((i + 1 for i, token in enumerate(tokens) if token in plan.request.ends), limit)
-        estimates = [match.confidence(i) for i in range(end)]
-        num = policy.best_prefix(decision.memory, estimates, costs)
+        end = next((i + 1 for i, token in enumerate(tokens) if token in ends), limit)
+        estimates = [draft.match.confidence(i) for i in range(end)]
+        num = policy.best_prefix(decision.memory, estimates, plan.costs)
         draft.tokens, draft.judged = tokens[:num], estimates[:num]
         if num < end:
             return draft, UNWORTHY
-        if tokens[end - 1] in plan.request.ends:
+        if tokens[end - 1] in ends:
             return draft, END_OF_TEXT
     return draft, decision.at_limit
-
-
-def _judge(draft: Copied, plan: Plan) -> None:
-    estimate = plan.decision.policy.judge(draft, torch.empty(0))
-    if estimate is not None:
-        draft.judged.append(estimate)

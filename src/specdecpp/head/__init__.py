@@ -16,19 +16,10 @@ look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small ta
 The compiled code (`backends/native/cpp/step.h`) has a forward of its own; `tests/golden_head.json` is what all of them answer.
 """
 
-from specdecpp.head.features import SCALARS
-from specdecpp.head.files import CARD, WEIGHTS
-from specdecpp.head.model import DIGEST, AcceptanceHead, Arrays, Calibration, Estimator, HeadCard, RowEstimator
-
-__all__ = [
-    "CARD",
-    "DIGEST",
-    "SCALARS",
-    "WEIGHTS",
-    "AcceptanceHead",
-    "Arrays",
-    "Calibration",
-    "Estimator",
-    "HeadCard",
-    "RowEstimator",
-]
+from specdecpp.head.features import SCALARS as SCALARS
+from specdecpp.head.model import CARD as CARD
+from specdecpp.head.model import AcceptanceHead as AcceptanceHead
+from specdecpp.head.model import Calibration as Calibration
+from specdecpp.head.model import Estimator as Estimator
+from specdecpp.head.model import HeadCard as HeadCard
+from specdecpp.head.model import RowEstimator as RowEstimator

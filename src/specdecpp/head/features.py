@@ -64,10 +64,8 @@ def recorded(names: Sequence[str], known: Mapping[str, Tensor], *, like: Float[T
     """The scalars `names` from numbers that are `known` by name, in float32; `like` has the rows' shape and device."""
     if not names:
         return like.new_zeros((*like.shape, 0), dtype=torch.float32)
-    columns = {name: known[name].float() for name in names}
-    if "log_q" in columns:
-        columns["log_q"] = columns["log_q"].clamp(min=math.log(LEAST_Q))
-    return torch.stack(list(columns.values()), -1)
+    found = torch.stack([known[name].float() for name in names], -1)
+    return found.clamp(min=math.log(LEAST_Q))  # the others are never below that
 
 
 def of_last(names: Sequence[str], draft: "DraftSoFar") -> tuple[float, ...]:

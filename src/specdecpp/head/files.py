@@ -1,32 +1,15 @@
-"""A head on disk: a folder with `head.safetensors` and `head.json`, or one in the form that the authors publish theirs in.
+"""A head read from disk: `head.safetensors` and `head.json` in a folder, or the form that the authors publish theirs in."""
 
-The card has the SHA-256 of the file of weights, so that a byte which was changed or lost on the way is seen.
-"""
-
-import hashlib
 import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 
-from specdecpp import cache_dir
 from specdecpp.errors import HeadError
-from specdecpp.head.model import DIGEST, AcceptanceHead, HeadCard
+from specdecpp.head.model import CARD, DIGEST, WEIGHTS, AcceptanceHead, HeadCard, digest
 
-WEIGHTS, CARD = "head.safetensors", "head.json"
 _REFERENCE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-
-
-def write(head: AcceptanceHead, folder: Path) -> None:
-    """Write both files into a folder, made if it is missing. Raises `HeadError` where that cannot be done."""
-    weights = save({k: v.detach().float().cpu().contiguous() for k, v in head.state_dict().items()})
-    card = head.card.to_json(**{DIGEST: _digest(weights)})
-    try:
-        cache_dir.write(folder / WEIGHTS, weights)
-        cache_dir.write(folder / CARD, card)
-    except OSError as error:
-        raise HeadError(f"the head cannot be written into {folder} ({error.strerror}). Name another folder.") from error
 
 
 def read(source: str | Path) -> AcceptanceHead:
@@ -47,11 +30,10 @@ def read(source: str | Path) -> AcceptanceHead:
 
 
 def _read_ours(folder: Path) -> AcceptanceHead:
-    text = (folder / CARD).read_text(encoding="utf-8")
+    text, weights = (folder / CARD).read_text(encoding="utf-8"), (folder / WEIGHTS).read_bytes()
     head = AcceptanceHead(HeadCard.from_json(text))
-    weights = (folder / WEIGHTS).read_bytes()
-    written, found = json.loads(text).get(DIGEST), _digest(weights)
-    if written is not None and written != found:
+    written, found = json.loads(text).get(DIGEST), digest(weights)
+    if written not in (None, found):
         raise HeadError(
             f"{folder / WEIGHTS} is not the file that {CARD} was written with: its SHA-256 is {found}, and {DIGEST} of the "
             f"card says {written}. Copy the head again, or train it anew; if the weights were changed on purpose, take "
@@ -60,10 +42,6 @@ def _read_ours(folder: Path) -> AcceptanceHead:
     state = load(weights)
     head.load_state_dict(state | {name: state[name][:1] for name in ("output.weight", "output.bias") if name in state})
     return head
-
-
-def _digest(weights: bytes) -> str:
-    return hashlib.sha256(weights).hexdigest()
 
 
 def _locate(source: str | Path) -> Path:
@@ -84,28 +62,27 @@ def _locate(source: str | Path) -> Path:
 
 def _read_reference(folder: Path) -> AcceptanceHead:
     """The form of the authors' checkpoint: config.json {hidden_size, num_layers}; keys model.{i}.linear.*, model.{D}.*."""
-    config_path = folder / "config.json"
     weights = next((folder / name for name in _REFERENCE_WEIGHTS if (folder / name).is_file()), None)
-    if not config_path.is_file() or weights is None:
+    if not (folder / "config.json").is_file() or weights is None:
         raise HeadError(
             f"{folder} holds no head: expected {CARD} and {WEIGHTS}, or config.json with "
             f"{' or '.join(_REFERENCE_WEIGHTS)}; found {', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}."
         )
-    config = json.loads(config_path.read_text(encoding="utf-8"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    size, last = int(config["hidden_size"]), int(config["num_layers"])
     is_bin = weights.suffix == ".bin"
     state = torch.load(weights, map_location="cpu", weights_only=True) if is_bin else load(weights.read_bytes())
-    state = {name: tensor.float() for name, tensor in state.items()}  # before the subtraction below, which would step
-    num_layers = int(config["num_layers"])
-    head = AcceptanceHead(HeadCard(hidden_size=int(config["hidden_size"]), num_layers=num_layers, notes={"form": "reference"}))
+    state = {name: tensor.float() for name, tensor in state.items()}  # before the subtraction below, which would round
     # Tied blocks may be stored once: safetensors drops duplicates and keeps the first name.
-    is_stored_once = not any(f"model.{i}.linear.weight" in state for i in range(1, num_layers))
+    is_stored_once = not any(f"model.{i}.linear.weight" in state for i in range(1, last))
     ours = {}
-    for i in range(num_layers):
-        at = 0 if is_stored_once else i
-        ours |= {f"blocks.{i}.linear.{part}": state[f"model.{at}.linear.{part}"] for part in ("weight", "bias")}
-    last_weight, last_bias = state[f"model.{num_layers}.weight"], state[f"model.{num_layers}.bias"]
-    if last_weight.shape[0] != 2:
-        raise HeadError(f"the reference form has two outputs (reject, accept); {weights} has {last_weight.shape[0]}")
-    ours |= {"output.weight": last_weight[1:] - last_weight[:1], "output.bias": last_bias[1:] - last_bias[:1]}
+    for part in ("weight", "bias"):
+        for i in range(last):
+            ours[f"blocks.{i}.linear.{part}"] = state[f"model.{0 if is_stored_once else i}.linear.{part}"]
+        reject_accept = state[f"model.{last}.{part}"]
+        if len(reject_accept) != 2:
+            raise HeadError(f"the reference form has two outputs (reject, accept); {weights} has {len(reject_accept)}")
+        ours[f"output.{part}"] = reject_accept[1:] - reject_accept[:1]
+    head = AcceptanceHead(HeadCard(hidden_size=size, num_layers=last, notes={"form": "reference"}))
     head.load_state_dict(ours)
     return head

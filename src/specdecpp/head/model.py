@@ -1,23 +1,25 @@
 """The acceptance head: its card, the torch module for any rows at once, and an estimator of one row in numpy."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from safetensors.torch import save
 from torch import Tensor, nn
 
+from specdecpp import cache_dir
 from specdecpp.errors import HeadError
 from specdecpp.head.features import SCALARS
-from specdecpp.loading.fingerprints import OLD_DIGITS
 
-DIGEST = "weights_sha256"
-"""The key of `head.json` that is about the file of weights."""
+WEIGHTS, CARD, DIGEST = "head.safetensors", "head.json", "weights_sha256"
+"""The files of a head, and the key of the card with the SHA-256 of the weights: a byte that was changed or lost is seen."""
 Estimator = Callable[[Tensor, int, tuple[float, ...]], float]
 """(hidden [D], token, scalars) -> P(accepted)."""
 
@@ -80,8 +82,9 @@ class HeadCard:
                 "a head needs width and hidden_size of at least 1 and num_layers of at least 0, got "
                 f"width={self.width}, hidden_size={self.hidden_size} and num_layers={self.num_layers}"
             )
-        if unknown := [name for name in self.scalars if name not in SCALARS]:
-            raise HeadError(f"scalars: {unknown[0]!r} is not one of {', '.join(SCALARS)}")
+        for name in self.scalars:
+            if name not in SCALARS:
+                raise HeadError(f"scalars: {name!r} is not one of {', '.join(SCALARS)}")
         if self.form not in ("lagged", "look_ahead"):
             raise HeadError(f"a head is lagged or look_ahead, got {self.form!r}")
         if self.form == "look_ahead" and not self.vocab_size:
@@ -175,26 +178,23 @@ class AcceptanceHead(nn.Module):
         self, *, hidden_size: int, vocab_size: int | None = None, target: str | None = None, draft: str | None = None
     ) -> None:
         """Raise `HeadError` unless the head is of this width and, where its card says so, made for this pair."""
-        if self.card.hidden_size != hidden_size:
+        card = self.card
+        if card.hidden_size != hidden_size:
             raise HeadError(
-                f"the head reads hidden states of width {self.card.hidden_size}, the draft has width {hidden_size}. "
+                f"the head reads hidden states of width {card.hidden_size}, the draft has width {hidden_size}. "
                 "Use the draft the head was trained on, or train a head for this one."
             )
-        if None not in (self.card.vocab_size, vocab_size) and self.card.vocab_size != vocab_size:
+        if None not in (card.vocab_size, vocab_size) and card.vocab_size != vocab_size:
             raise HeadError(
-                f"the head has a row for each of {self.card.vocab_size} tokens, the pair has {vocab_size}. "
+                f"the head has a row for each of {card.vocab_size} tokens, the pair has {vocab_size}. "
                 "Use the pair the head was trained on, or train a head for this one."
             )
-        for role, made_for, given in (("draft", self.card.draft, draft), ("target", self.card.target, target)):
-            if made_for is None or given is None or made_for == given:
-                continue
-            advice = "Train a head for this pair, or load the pair it was made for."
-            if len(made_for) == OLD_DIGITS != len(given):
-                advice = (
-                    "An earlier version made the first of a few weights. If it is the model the head was made for, write "
-                    f"{given} as {role!r} into its head.json."
+        for role, made_for, given in (("draft", card.draft, draft), ("target", card.target, target)):
+            if None not in (made_for, given) and made_for != given:
+                raise HeadError(
+                    f"the head was made for another {role}: its card says {made_for}, this {role} is {given}. Train a head for "
+                    "this pair, or load the pair it was made for."
                 )
-            raise HeadError(f"the head was made for another {role}: its card says {made_for}, this {role} is {given}. {advice}")
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `head.safetensors` and `head.json` into a folder, made if it is missing.
@@ -202,9 +202,13 @@ class AcceptanceHead(nn.Module):
         Each is written whole or not at all, and the card has the digest of the weights: a run that is killed leaves what was
         there, or two files that are refused together. Raises `HeadError` for a folder that cannot be written.
         """
-        from specdecpp.head import files
-
-        files.write(self, Path(folder))
+        weights = save({k: v.detach().float().cpu().contiguous() for k, v in self.state_dict().items()})
+        card = self.card.to_json(**{DIGEST: digest(weights)})
+        try:
+            cache_dir.write(Path(folder) / WEIGHTS, weights)
+            cache_dir.write(Path(folder) / CARD, card)
+        except OSError as error:
+            raise HeadError(f"the head cannot be written into {folder} ({error.strerror}). Name another folder.") from error
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "AcceptanceHead":
@@ -213,9 +217,14 @@ class AcceptanceHead(nn.Module):
         Raises `HeadError` when nothing is there, the files are not a head, or the weights are not those that the card was
         written with. A card without their digest, of an earlier version or written by hand, is taken at its word.
         """
-        from specdecpp.head import files
+        from specdecpp.head.files import read
 
-        return files.read(source)
+        return read(source)
+
+
+def digest(weights: bytes) -> str:
+    """The SHA-256 of a file of weights."""
+    return hashlib.sha256(weights).hexdigest()
 
 
 class Arrays(NamedTuple):
@@ -238,15 +247,19 @@ class RowEstimator:
     """P(accepted) of one row, in numpy, by a copy of a head's weights: for one row most of torch's time is dispatch."""
 
     def __init__(self, head: AcceptanceHead, calibration: Calibration):
-        width, blocks = head.output.in_features, cast(list[_Block], list(head.blocks))
-        bias = np.zeros(width, np.float32) if head.input is None else _array(head.input.bias)
+        width, state = head.output.in_features, {name: _array(tensor) for name, tensor in head.state_dict().items()}
+        bias = state.get("input.bias", np.zeros(width, np.float32))
+
+        def stacked(part: str) -> list[np.ndarray]:
+            return [state[f"blocks.{i}.linear.{part}"] for i in range(head.card.num_layers)]
+
         self.arrays = Arrays(
-            weight=None if head.input is None else _array(head.input.weight),
-            table=bias[None] if head.token is None else _array(head.token.weight) + bias,
-            blocks=np.array([_array(b.linear.weight) for b in blocks], np.float32).reshape(-1, width, width),
-            biases=np.array([_array(b.linear.bias) for b in blocks], np.float32).reshape(-1, width),
-            output=_array(head.output.weight)[0],
-            output_bias=head.output.bias.item(),
+            weight=state.get("input.weight"),
+            table=state["token.weight"] + bias if head.token else bias[None],
+            blocks=np.array(stacked("weight"), np.float32).reshape(-1, width, width),
+            biases=np.array(stacked("bias"), np.float32).reshape(-1, width),
+            output=state["output.weight"][0],
+            output_bias=float(state["output.bias"][0]),
         )
         self.card, self.calibration = head.card, calibration
         half = np.float32(0.5)  # x sigmoid(x) is h + h tanh(h) with h = x/2

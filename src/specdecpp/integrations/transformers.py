@@ -10,6 +10,7 @@ Under tensor parallelism (a target loaded in shards, a process for each) every p
 costs and the end of an answer are those of the first one, so that all of them run the same passes.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specdecpp.backends import EagerModel
@@ -28,7 +30,6 @@ from specdecpp.decoder import default_policy
 from specdecpp.errors import PairError, PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead
 from specdecpp.integrations.processors import Processed, as_sampling
-from specdecpp.integrations.requests import encoded_prompt, end_ids, streamer_of_caller
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import Pair
@@ -42,6 +43,7 @@ from specdecpp.verify import TokenVerification, Verification, at, check_lossless
 
 MakeModel = Callable[..., EagerModel]
 _FOREVER = 1e9
+_PREPARED = ("attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep", "cache_position")
 T = TypeVar("T")
 
 
@@ -95,13 +97,12 @@ def custom_generate(
 
 @dataclass(frozen=True, kw_only=True)
 class _Match:
-    """A target beside the draft."""
+    """A target beside the draft; `ranks` are the processes that hold its shards, None for this one alone."""
 
     pair: Pair
     policy: Policy
     costs: Costs | None
     ranks: Any
-    """The processes that hold shards of the target; None: this one alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +131,8 @@ class _Loop:
         **more: Any,
     ) -> Any:
         """The sequences, as `generate` returns them."""
-        streamer = streamer_of_caller() if streamer is None else streamer
-        padding, tokens = encoded_prompt(input_ids, generation_config, more)
+        streamer = _streamer_of_caller() if streamer is None else streamer
+        padding, tokens = _encoded_prompt(input_ids, generation_config, more)
         with _evaluating(model, self.draft):
             match = self._match(model)
             session = self._session(match, padding, tokens, logits_processor, generation_config)
@@ -147,10 +148,7 @@ class _Loop:
         """A request, ready for its first step."""
         sampling, others = as_sampling(processors, is_greedy=not config.do_sample, num_padding=len(padding))
         if self.verification.greedy_only and not sampling.is_greedy:
-            raise UnsoundError(
-                "GreedyVerification keeps the target's distribution only without do_sample. Use TokenVerification() or "
-                "BlockVerification()."
-            )
+            raise UnsoundError("GreedyVerification is exact only without do_sample. Use TokenVerification().")
         caches = [match.pair.target.new_cache(), match.pair.draft.new_cache()]
         if outside := [t for t in tokens if t >= caches[0].vocab_size]:
             raise PromptError(f"token id {outside[0]} is outside the models' common vocabulary of {caches[0].vocab_size} ids.")
@@ -168,7 +166,7 @@ class _Loop:
             prompt=tokens,
             max_tokens=config.max_length - len(padding) - len(tokens),
             randomness=streams(seed),
-            ends=end_ids(config),
+            ends=_end_ids(config),
             costs=match.costs,
         )
         if session.finish_reason is None:
@@ -203,6 +201,68 @@ class _Loop:
         if costs is None and policy.needs_costs:
             costs = measured(pair) if ranks is None else _of_first(measure(pair, budget_s=_FOREVER), ranks)
         return _Match(pair=pair, policy=policy, costs=costs and costs_for(policy, costs), ranks=ranks)
+
+
+def _encoded_prompt(input_ids: Tensor, config: Any, more: dict[str, Any]) -> tuple[tuple[int, ...], list[int]]:
+    """The padding on the left of the one sequence, and its tokens. Raises ValueError for what is asked and cannot be done."""
+    if input_ids.shape[0] != 1:
+        raise ValueError(
+            f"speculative decoding here runs one sequence at a time, got {input_ids.shape[0]} (a batch, beams or "
+            "num_return_sequences): steps of several sequences end at different places. Call generate for each."
+        )
+    _check_options(config, more)
+    ids, mask = input_ids[0].tolist(), more.get("attention_mask")
+    num = 0 if mask is None else int((mask[0] == 0).long().cumprod(0).sum())
+    if mask is not None and not bool(mask[0, num:].all()):
+        raise ValueError(
+            "the attention mask hides tokens in the middle or at the end. Only padding on the left can be left out."
+        )
+    positions = more.get("position_ids")
+    if positions is not None and positions.flatten()[num:].tolist() != list(range(len(ids) - num)):
+        raise ValueError(
+            "position_ids other than 0, 1, 2, ... are not supported: the backends count for themselves. Leave them out."
+        )
+    return tuple(ids[:num]), ids[num:]
+
+
+def _check_options(config: Any, more: dict[str, Any]) -> None:
+    """Raise ValueError for options of `generate` that would go unheeded."""
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(f"{mode.value.replace('_', ' ')} is another way to decode, and custom_generate is one already.")
+    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+        if getattr(config, name, False):
+            raise ValueError(f"{name} is not supported: the target reads several positions at once, and keeps none of them.")
+    if config.cache_implementation not in (None, "dynamic"):
+        raise ValueError(
+            f"cache_implementation={config.cache_implementation!r} is not supported: draft tokens that are rejected are cut "
+            "from the cache. Leave it out."
+        )
+    cache = more.get("cache", more.get("past_key_values"))  # renamed in transformers 5.24
+    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
+        raise ValueError(
+            "past_key_values is not supported: the draft has not read what is in it, and it would not be filled. Leave it "
+            "out and pass the whole text."
+        )
+    unknown = [name for name, value in more.items() if name not in _PREPARED and value is not None and value is not False]
+    if unknown:
+        raise ValueError(
+            f"{', '.join(sorted(unknown))}: not supported by speculative decoding, where both models read input_ids alone."
+        )
+
+
+def _end_ids(config: Any) -> tuple[int, ...]:
+    """Ids that end a text."""
+    ends = config.eos_token_id
+    return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
+
+
+def _streamer_of_caller() -> Any:
+    """The streamer of the `generate` that called, which transformers 5 does not hand on to a callable."""
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code.co_name == "generate" and "custom_generate" in frame.f_locals):
+        frame = frame.f_back
+    return frame.f_locals.get("streamer") if frame is not None else None
 
 
 def _ranks(model: Any) -> Any:

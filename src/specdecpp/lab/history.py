@@ -153,7 +153,7 @@ class LengthSums:
 class UCBSpecStop(Priced):
     """The length whose time a token may be the least: ratio-type optimal stopping with an upper confidence bound.
 
-        k = argmin_k  seconds_k / tokens_k  -  exploration * t_draft * sqrt(rounds_k ln n) / tokens_k
+        k = argmin_k  seconds_k / tokens_k  -  exploration * t_draft * sqrt(steps_k ln n) / tokens_k
 
     over the n steps so far, sums over those with k draft tokens (Sun et al. 2026, arXiv 2606.20591, algorithm 1). Each length
     from 1 to `max_tokens` is tried once first. Their bonus is 1 ms where a draft step takes 1 ms, and 10 are the most. It
@@ -224,7 +224,7 @@ class Cascade(Priced):
 
         U = tokens / (seconds / t_target),
 
-    the speed-up over the target alone. A request goes step in two phases.
+    the speed-up over the target alone. A request alternates between two phases.
 
     - test: at most 4 trials of 4 steps each, the first with the length that has been best so far, then uphill by one: on in
       the direction in which U grows, back once where it falls. It ends early where two trials differ by less than 10 %, where

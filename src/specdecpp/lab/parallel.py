@@ -8,20 +8,13 @@ instead of a pass. It has the shape of a backend: rules, verifications and costs
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specdecpp import cache_dir
 from specdecpp.backends.base import Cache, Model
-from specdecpp.errors import DataError
-
-WEIGHTS = "parallel.safetensors"
 
 Output = Callable[[Float[Tensor, "rows D"]], Float[Tensor, "rows V"]]
 """The output layer of a draft: logits of its hidden states."""
@@ -49,23 +42,6 @@ class ParallelHeads(nn.Module):
     def loss(self, hidden: Float[Tensor, "N D"], later: Int[Tensor, "N heads"], output: Output) -> Float[Tensor, " heads"]:
         """Mean cross-entropy of each head in nats. The draft's states say the token after them, `later` the ones behind it."""
         return torch.stack([functional.cross_entropy(output(self(hidden, i)), later[:, i]) for i in range(len(self))])
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write `parallel.safetensors` into a folder."""
-        weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        cache_dir.write(Path(folder) / WEIGHTS, save(weights))
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "ParallelHeads":
-        """Read what `save_pretrained` wrote. Raises `DataError`."""
-        path = Path(folder) / WEIGHTS
-        try:
-            weights = load(path.read_bytes())
-            heads = cls(weights["layers.0.weight"].shape[0], len(weights) // 2)
-            heads.load_state_dict(weights)
-        except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-            raise DataError(f"{path} holds no parallel heads ({type(error).__name__}: {error}). Train some.") from error
-        return heads.eval()
 
 
 class ParallelDraft(Cache):

@@ -1,6 +1,6 @@
-"""The backends of a model, each made once, and put to the test once on a machine.
+"""The backends of a model, each made once, and compared with transformers once on a machine.
 
-A passed test is remembered for the model, the code that runs it and the machine; a failed one is run and reported again.
+A passed check is remembered for the model, the code that runs it and the machine; a failed one is run and reported again.
 """
 
 import hashlib
@@ -14,42 +14,40 @@ from specdecpp.backends import Model
 from specdecpp.backends.engines import BACKENDS
 from specdecpp.backends.families import Sketch
 from specdecpp.backends.native import NativeModel, compiler, library
-from specdecpp.errors import BackendError
 
-CLASSES = {kind: backend.model for kind, backend in BACKENDS.items()}
-"""All kinds of backends but llama.cpp, which has its own copy of a file."""
 log = logging.getLogger("specdecpp.loading")
 
 
-class Backends:
-    """The backends of a model by kind, over one copy of its weights in each layout."""
+class Loadable:
+    """A model by its name, with its backends over one copy of its weights in each layout."""
 
-    def __init__(self, of: Any):
-        self._of, self._made = of, {}
+    model: Any
+    identity: Any
+    skeleton: Any = None
+    """The model without weights, where a sketch stands for it."""
 
-    def get(self, kind: str, *, vocab_size: int, num_threads: int, **more: Any) -> Model:
-        """A model of this kind over that of its source, or over `more`. `num_threads` is for native. Raises `BackendError`."""
-        made: Any = self._made.get((kind, vocab_size))
-        if made is None:
-            log.info("reading the weights of %s", self._of.name)
-            try:
-                made = self._checked(CLASSES[kind], more.pop("model", None) or self._of.model, vocab_size=vocab_size, **more)
-            except BackendError as error:
-                made = error
-            self._made[kind, vocab_size] = made
-        if isinstance(made, BackendError):
-            raise made
+    def __init__(self, name: str | Path):
+        self.name = str(name)
+        self._made: dict[tuple[str, int], Model] = {}
+
+    def backend(self, kind: str, *, vocab_size: int, num_threads: int, **more: Any) -> Model:
+        """A backend of this kind. `num_threads` is for native, the others have what torch has. Raises `BackendError`."""
+        if (kind, vocab_size) not in self._made:
+            log.info("reading the weights of %s", self.name)
+            self._made[kind, vocab_size] = self._checked(BACKENDS[kind].model, vocab_size=vocab_size, **more)
+        made = self._made[kind, vocab_size]
         return made.with_threads(num_threads) if isinstance(made, NativeModel) else made
 
-    def _checked(self, kind: type, model: Any, *, vocab_size: int, **more: Any) -> Model:
-        facts = {"runner": kind.__name__, "model": self._of.identity, "vocab_size": vocab_size, "code": code()}
+    def _checked(self, kind: type, *, model: Any = None, vocab_size: int, **more: Any) -> Model:
+        model = model or self.model
+        facts = {"runner": kind.__name__, "model": self.identity, "vocab_size": vocab_size, "code": code()}
         facts |= cache_dir.about()
         if kind is NativeModel:
             facts |= {"compiled": library.origin(), "activations": more.get("activations")}
         is_known = cache_dir.recall("check", facts) is not None
         if not is_known:
-            log.info("comparing %s with transformers on %s", kind.__name__, self._of.name)
-            model = self._of.skeleton if isinstance(model, Sketch) else model
+            log.info("comparing %s with transformers on %s", kind.__name__, self.name)
+            model = self.skeleton if isinstance(model, Sketch) else model
         made = kind(model, vocab_size=vocab_size, probe=not is_known, **more)
         if not is_known:
             cache_dir.remember("check", facts, {})

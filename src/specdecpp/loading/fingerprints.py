@@ -18,30 +18,26 @@ from specdecpp.backends import trimmed
 
 FORMAT = 1
 """Counts up when the same weights get another fingerprint."""
-OLD_DIGITS = 16
-"""Hex digits of fingerprints before this format, which read sixteen values of each parameter."""
 SETTLED_S = 2.0
 """Age of a file from which on another write changes its times; some file systems count in whole seconds."""
-_CHUNK = 2**23
 
 
 def fingerprint(model: Any) -> str:
     """32 hex digits of a model's weights: names and shapes of all parameters, every value as bfloat16 whatever it is loaded in,
     and which tokens are scored where these are not all."""
+
+    def digest(named: tuple[str, Tensor]) -> bytes:
+        name, parameter = named
+        found = hashlib.blake2b(f"{name}{tuple(parameter.shape)}".encode(), digest_size=16)
+        for values in parameter.detach().reshape(-1).split(2**23):
+            found.update(values.to(device="cpu", dtype=torch.bfloat16).view(torch.uint8).numpy().data)
+        return found.digest()
+
     ids = getattr(model.config, trimmed.KEY, None)
-    parameters = sorted(model.named_parameters(), key=lambda named: named[0])
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        digests = pool.map(lambda named: _digest(*named), parameters)
-        whole = b"".join(digests) + (b"" if ids is None else f"{trimmed.KEY}{sorted(ids)}".encode())
-        return hashlib.blake2b(whole, digest_size=16).hexdigest()
-
-
-def _digest(name: str, parameter: Tensor) -> bytes:
-    digest = hashlib.blake2b(f"{name}{tuple(parameter.shape)}".encode(), digest_size=16)
-    for values in parameter.detach().reshape(-1).split(_CHUNK):
-        read = values.to(device="cpu", dtype=torch.bfloat16)
-        digest.update(read.view(torch.uint8).numpy().data)
-    return digest.digest()
+        whole = b"".join(pool.map(digest, sorted(model.named_parameters(), key=lambda named: named[0])))
+    whole += b"" if ids is None else f"{trimmed.KEY}{sorted(ids)}".encode()
+    return hashlib.blake2b(whole, digest_size=16).hexdigest()
 
 
 def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str:

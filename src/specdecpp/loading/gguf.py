@@ -18,35 +18,40 @@ from typing import Any, ClassVar
 import torch
 
 from specdecpp import cache_dir
-from specdecpp.backends import LeanModel, Model, trimmed
+from specdecpp.backends import Model, families, trimmed
+from specdecpp.backends.engines import BACKENDS
+from specdecpp.backends.families import Sketch
 from specdecpp.backends.llama_cpp import GGUFFile, LlamaCppModel
 from specdecpp.backends.native import NativeModel
 from specdecpp.backends.native.weights import DTYPES
 from specdecpp.errors import BackendError, MissingExtraError, PairError
 from specdecpp.loading import fingerprints
-from specdecpp.loading.checks import CLASSES, Backends, code
-from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import GGUFSource, Stored, digest_of, unsupported
+from specdecpp.loading.checks import Loadable, code
+from specdecpp.loading.gguf_header import opened
+from specdecpp.loading.gguf_reading import Stored, built, digest_of, filled, stored_as, tensors_of, unsupported
 from specdecpp.loading.gguf_tokenizer import JSON, ends_of, keys_of, tokenizer_of
 from specdecpp.loading.tokenizers import files_of, load_tokenizer
 
 log = logging.getLogger("specdecpp.loading")
 
 
-class GGUF:
+class GGUF(Loadable):
     """A GGUF file. dtype and device are those of its values written out ("auto": bfloat16 on a GPU that has it, where a pass
     takes as long as its bytes, else float32), for all backends but native and llama.cpp.
 
     Raises `BackendError` for a file that is damaged, `MissingExtraError` for one of another architecture without llama.cpp.
+
+    >>> GGUF("model.gguf").stored["model.embed_tokens.weight"].kind                          # doctest: +SKIP
+    'Q8_0'
     """
 
     sampling: ClassVar[Mapping[str, float]] = {}
     """The sampling parameters that it asks for: a file says none."""
 
     def __init__(self, path: str | Path, *, dtype: Any = "auto", device: Any = None, device_map: Any = None):
-        self.name = str(path)
+        super().__init__(path)
         if device_map is not None:
-            raise PairError(f"{self.name} is a GGUF file, which device_map={device_map!r} cannot spread. Give device instead.")
+            raise PairError(f"{path} is a GGUF file, which device_map={device_map!r} cannot spread. Give device instead.")
         self._device = torch.device(device or "cpu")
         self._dtype = _dtype(dtype, self._device)
         self._header = opened(path)
@@ -56,41 +61,59 @@ class GGUF:
                 f"{self._header.path.name} cannot be read here: {self._unsupported}. llama.cpp may know it: pip install "
                 "'specdecpp[gguf]'"
             )
-        self._source = None if self._unsupported else _source(self._header)
         self.num_bytes = sum(entry.num_bytes for entry in self._header.tensors.values())
-        self._backends = Backends(self)
-        self._digest = fingerprints.remembered(self._header.paths, self._inspected, dtype="gguf blocks")
+
+    # The model: every property raises `BackendError` for a file that is run by llama.cpp only
+
+    @cached_property
+    def skeleton(self) -> Any:
+        """The model of transformers without its weights."""
+        if self._unsupported:
+            raise BackendError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
+        return built(self._header)
+
+    @cached_property
+    def model(self) -> Any:
+        """A model of transformers with the file's values."""
+        return filled(built(self._header), self.stored, self._dtype).to(self._device)
+
+    @property
+    def described(self) -> Any:
+        """The skeleton, or a sketch that stands for it: then transformers' modelling need not be imported."""
+        return self._known[0]
+
+    @cached_property
+    def stored(self) -> Mapping[str, Stored]:
+        """The weights as they lie in the file, by transformers' names."""
+        return {name: stored_as(self._header, name, own) for name, own in self._known[1].items()}
+
+    @cached_property
+    def _known(self) -> tuple[Any, dict[str, str]]:
+        """`described`, and the file's names of all parameters: from memory where the file and the code are the same."""
+        of = {"files": fingerprints.state(self._header.paths), "code": code()}
+        try:
+            if kept := cache_dir.recall("sketch", of):
+                return Sketch.parse(kept["sketch"]), dict(kept["names"])
+        except (KeyError, TypeError):
+            pass  # of another version, or damaged
+        names = tensors_of(self._header, self.skeleton)
+        if families.refusal(self.skeleton) is None:
+            cache_dir.remember("sketch", of, {"names": names, "sketch": Sketch.of(self.skeleton).told()})
+        return self.skeleton, names
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the output layer."""
+        if self._unsupported:
+            return self._file.num_rows
+        return self.described.num_rows if isinstance(self.described, Sketch) else int(self.described.config.vocab_size)
 
     @cached_property
     def _file(self) -> GGUFFile:
         """The file as llama.cpp reads it."""
         return GGUFFile(self.name)
 
-    @property
-    def _read(self) -> GGUFSource:
-        if self._source is None:
-            raise BackendError(f"{self.name} can be run by llama.cpp only: {self._unsupported}.")
-        return self._source
-
-    @cached_property
-    def model(self) -> Any:
-        """A model of transformers with the file's values. Raises `BackendError` for a file that is run by llama.cpp only."""
-        return self._read.model(self._dtype).to(self._device)
-
-    @property
-    def stored(self) -> Mapping[str, Stored]:
-        """The weights as they lie in the file, by transformers' names. Raises `BackendError` as `model` does."""
-        return self._read.stored
-
-    @property
-    def skeleton(self) -> Any:
-        """The model of transformers without its weights. Raises `BackendError` as `model` does."""
-        return self._read.skeleton
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the output layer."""
-        return self._file.num_rows if self._source is None else self._source.num_rows
+    # Provenance and words
 
     @cached_property
     def fingerprint(self) -> str:
@@ -98,9 +121,13 @@ class GGUF:
         named = self._header.text("specdecpp.fingerprint", "")
         return named if re.fullmatch("[0-9a-f]{16,64}", named) else self._digest
 
-    def _inspected(self) -> str:
-        log.info("reading all of %s", self.name)
-        return digest_of(self._header)
+    @cached_property
+    def _digest(self) -> str:
+        def made() -> str:
+            log.info("reading all of %s", self.name)
+            return digest_of(self._header)
+
+        return fingerprints.remembered(self._header.paths, made, dtype="gguf blocks")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -126,61 +153,43 @@ class GGUF:
         """The ids that end a text."""
         return ends_of(self._header, num_rows=self.num_rows)
 
+    # Backends
+
     def copied_bytes(self, kind: str) -> int:
         """Bytes of the machine's memory that a backend of this kind takes for weights."""
         if kind in ("native", "native-int8"):
             return self.num_bytes
-        if self._source is None or kind == "llama.cpp" or self._device.type != "cpu":
+        if self._unsupported or kind == "llama.cpp" or self._device.type != "cpu":
             return 0
-        return self._dtype.itemsize * sum(math.prod(stored.shape) for stored in self._source.stored.values())
+        return self._dtype.itemsize * sum(math.prod(stored.shape) for stored in self.stored.values())
 
-    @cached_property
-    def refusals(self) -> dict[str, str | None]:
-        """The reason against each kind of backend; None where there is none."""
-        llama_cpp = None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
-        if self._device.type != "cpu":
-            llama_cpp = f"it takes no device={str(self._device)!r} for a GGUF file"
-        if self._source is None:
-            return dict.fromkeys(CLASSES, self._unsupported) | {"llama.cpp": llama_cpp}
-        described = self._source.described
-        native = None if self._device.type == "cpu" else f"it runs on a CPU, not on {self._device}"
-        native = native or NativeModel.refusal(described, is_stored=True)
-        is_quantised = any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
-        return {
-            "graphs": LeanModel.refusal(described) if self._device.type == "cuda" else "its weights are not on a GPU",
-            "native": native,
-            "native-int8": native or (None if is_quantised else "its weights are not quantised"),
-            "llama.cpp": llama_cpp,
-            "lean": LeanModel.refusal(described),
-            "eager": None,
-        }
-
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int) -> Model:
-        """An empty backend. `num_threads` is for native and llama.cpp; the others have what torch has. Raises
-        `BackendError`."""
+    def refusal(self, kind: str) -> str | None:
+        """The reason against a kind of backend; None where there is none."""
+        on_cpu, model = self._device.type == "cpu", BACKENDS[kind].model
         if kind == "llama.cpp":
-            ids = None if self._source is None else getattr(self._source.described.config, trimmed.KEY, None)
+            if not on_cpu:
+                return f"it takes no device={str(self._device)!r} for a GGUF file"
+            return None if find_spec("llama_cpp") else "llama_cpp is not installed (pip install 'specdecpp[gguf]')"
+        if self._unsupported:
+            return self._unsupported
+        if kind == "graphs" and self._device.type != "cuda":
+            return "its weights are not on a GPU"
+        if model is not NativeModel:
+            return model.refusal(self.described)
+        reason = NativeModel.refusal(self.described, is_stored=True) if on_cpu else f"it runs on a CPU, not on {self._device}"
+        is_exact = kind == "native" or any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
+        return reason or (None if is_exact else "its weights are not quantised")
+
+    def backend(self, kind: str, *, vocab_size: int, num_threads: int, **more: Any) -> Model:
+        """A backend of this kind. `num_threads` is for native and llama.cpp. Raises `BackendError`."""
+        if kind == "llama.cpp":
+            ids = None if self._unsupported else getattr(self.described.config, trimmed.KEY, None)
             return LlamaCppModel(self._file, vocab_size=vocab_size, output_ids=ids, num_threads=num_threads)
-        more: dict[str, Any] = {}
-        if CLASSES[kind] is NativeModel:
-            more = {"model": self._read.described, "stored": self._read.stored}
+        if BACKENDS[kind].model is NativeModel:
+            more |= {"model": self.described, "stored": self.stored}
         if kind == "native-int8":
             more["activations"] = "int8"
-        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads, **more)
-
-
-def _source(header: Header) -> GGUFSource:
-    """The model in a file, from what was kept of it where the file and the code are the same."""
-    of = {"files": fingerprints.state(header.paths), "code": code()}
-    try:
-        if known := cache_dir.recall("sketch", of):
-            return GGUFSource(header, known)
-    except (KeyError, TypeError):
-        pass  # of another version, or damaged
-    source = GGUFSource(header)
-    if told := source.told():
-        cache_dir.remember("sketch", of, told)
-    return source
+        return super().backend(kind, vocab_size=vocab_size, num_threads=num_threads, **more)
 
 
 def is_gguf(name: str | Path) -> bool:

@@ -1,10 +1,7 @@
 """The header of a GGUF file: its metadata, and where its tensors lie. Counts, lengths, types and offsets are checked.
 
-    bytes -> Header -> .text(key), .integer(key), ..., .tensors[name] -> TensorInfo
-
 The package gguf has a reader too. It takes 8 s for a vocabulary of 152 thousand tokens (this one 0.1 s), and believes what a
-file says: offsets that lie outside end in numpy's errors or in views of other tensors' bytes. Nothing is mapped: where a mapped
-file is cut short, the next look at it ends the process with a signal.
+file says. Nothing is mapped: where a mapped file is cut short, the next look at it ends the process with a signal.
 
 Source: the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3.
 """
@@ -26,66 +23,48 @@ CHUNK = 2**22
 """Bytes that are read at a time where a few will do."""
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """GGUF's types of values with a fixed size."""
-_TEXT, _LIST = 8, 9
+_BOOL, _TEXT, _LIST = 7, 8, 9
 _ADVICE = "The file is damaged, or was not fetched whole: fetch or write it again"
-
-
-class File:
-    """The bytes of a file, by plain reads. Raises `BackendError` where it cannot be read, or has changed since then."""
-
-    def __init__(self, path: Path):
-        self.path, self.stat = path, path.stat()
-
-    def read(self, at: int, size: int) -> np.ndarray:
-        """Bytes from this position, uint8 [size]."""
-        try:
-            found, now = np.fromfile(self.path, np.uint8, size, offset=at), self.path.stat()
-        except OSError as error:
-            raise BackendError(f"{self.path} cannot be read ({error.strerror}). Name a GGUF file that can be.") from error
-        if len(found) < size or (now.st_size, now.st_mtime_ns) != (self.stat.st_size, self.stat.st_mtime_ns):
-            raise BackendError(
-                f"{self.path.name} was changed while it was read: it had {self.stat.st_size} bytes when it was opened, and has "
-                f"{now.st_size} now. Load it again when nothing writes to it ({self.path})."
-            )
-        return found
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor of a file, without its values.
+    """A tensor of a file: GGML's name of its type, its shape as torch has it, and the start of its bytes, in rows of `row`.
 
-    kind    GGML's name of its type
-    shape   as torch has it
-    file    None for a type that is not known here
-    start   the byte at which it begins
-    rows    their number; `row` is the bytes of each
+    `path` is None for a type that is not known here.
     """
 
     kind: str
     shape: tuple[int, ...]
-    file: File | None = None
+    path: Path | None = None
     start: int = 0
-    rows: int = 0
     row: int = 0
 
     @property
     def num_bytes(self) -> int:
-        return self.rows * self.row
+        return math.prod(self.shape[:-1]) * self.row
 
     @property
     def data(self) -> np.ndarray:
         """Its bytes, read each time: uint8 [rows, bytes of a row]."""
-        return self._some(0, self.rows)
+        return next(self.parts(self.num_bytes))
 
-    def parts(self) -> Iterator[np.ndarray]:
-        """Its bytes, some rows at a time."""
-        num = max(1, CHUNK // max(1, self.row))
-        for first in range(0, self.rows, num):
-            yield self._some(first, min(first + num, self.rows))
-
-    def _some(self, first: int, end: int) -> np.ndarray:
-        assert self.file is not None, "a type that is not known has no rows"
-        return self.file.read(self.start + first * self.row, (end - first) * self.row).reshape(-1, self.row)
+    def parts(self, size: int = CHUNK) -> Iterator[np.ndarray]:
+        """Its bytes, some rows at a time. Raises `BackendError` where the file cannot be read, or was cut since."""
+        assert self.path is not None, "a type that is not known has no rows"
+        step = max(1, size // self.row) * self.row
+        for first in range(0, self.num_bytes, step):
+            num = min(step, self.num_bytes - first)
+            try:
+                found = np.fromfile(self.path, np.uint8, num, offset=self.start + first)
+            except OSError as error:
+                raise BackendError(f"{self.path} cannot be read ({error.strerror}). Name a GGUF file that can be.") from error
+            if len(found) < num:
+                raise BackendError(
+                    f"{self.path.name} was changed while it was read: it has {self.path.stat().st_size} bytes now. Load it "
+                    f"again when nothing writes to it ({self.path})."
+                )
+            yield found.reshape(-1, self.row)
 
 
 class Header:
@@ -96,15 +75,20 @@ class Header:
         self.paths = [self.path]
         if not self.path.is_file():
             raise BackendError(f"there is no file {self.path}. Give the path of a GGUF file.")
-        self._file, self._at = File(self.path), 0
-        self._size = self._file.stat.st_size
+        self._size, self.end = self.path.stat().st_size, 0
         self.values: dict[str, Any] = {}
-        found: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        self.types: dict[str, int] = {}
+        """GGUF's number of the type of each value, or of the items of a list."""
         with self.path.open("rb", CHUNK) as self._stream:
-            num_tensors, num_values = self._counts()
+            if (magic := self._take(min(4, self._size))) != b"GGUF":
+                self.fail(f"is no GGUF file: it begins with {magic!r}", "Name a GGUF file, or fetch this one again")
+            if (version := self._number("I")) not in (2, 3):
+                self.fail(f"is GGUF version {version}, and 2 and 3 are known here", "Write it again with a current converter")
+            num_tensors, num_values = self._number("Q"), self._number("Q")
             for _ in range(num_values):
                 key = self._name(self.values)
                 self.values[key] = self._content(key, self._number("I"))
+            found: dict[str, tuple[tuple[int, ...], int, int]] = {}
             for _ in range(num_tensors):
                 name = self._name(found)
                 num_dims = self._number("I")
@@ -112,27 +96,23 @@ class Header:
                 if not 1 <= num_dims <= 4 or not 0 < math.prod(shape) < 2**48:
                     self.fail(f"gives {name} {num_dims} dimensions, {list(shape)}")
                 found[name] = shape, self._number("I"), self._number("Q")
-        self.end = self._at
-        self.tensors = dict(self._entries(found))
+        self.tensors = dict(self._placed(found))
 
-    # Values by key
+    # Values by key: each raises where the key is missing (and there is no default) or holds another type
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text. Raises where the key is missing (and there is no default) or holds another type; so do all below."""
         return self._decoded(self._value(key, default, bytes, str), key)
 
     def texts(self, key: str, default: list[str] | None = None) -> list[str]:
         return [self._decoded(item, key) for item in self._value(key, default, list)]
 
     def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = 2**31 - 1) -> int:
-        """A whole number within limits."""
         value = self._value(key, default, int)
         if not least <= value <= most:
             self.fail(f"says {key} = {value}, which must lie within {least} and {most}")
         return value
 
     def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
-        """A finite number above a limit."""
         value = self._value(key, default, int, float)
         if not (math.isfinite(value) and value > above):
             self.fail(f"says {key} = {value}, which must be finite and above {above:g}")
@@ -167,18 +147,10 @@ class Header:
 
     # Reading
 
-    def _counts(self) -> tuple[int, int]:
-        """The numbers of tensors and of values, behind the marks of the format."""
-        if (magic := self._take(min(4, self._size))) != b"GGUF":
-            self.fail(f"is no GGUF file: it begins with {magic!r}, not b'GGUF'", "Name a GGUF file, or fetch this one again")
-        if (version := self._number("I")) not in (2, 3):
-            self.fail(f"is GGUF version {version}, and 2 and 3 are known here", "Write it again with a current converter")
-        return self._number("Q"), self._number("Q")
-
     def _take(self, size: int) -> bytes:
-        self._at += size
-        if self._at > self._size:
-            self.fail(f"ends within its header: it has {self._size} bytes, and announces {self._at} or more")
+        self.end += size
+        if self.end > self._size:
+            self.fail(f"ends within its header: it has {self._size} bytes, and announces {self.end} or more")
         return self._stream.read(size)
 
     def _number(self, kind: str) -> int:
@@ -192,31 +164,27 @@ class Header:
 
     def _content(self, key: str, kind: int) -> Any:
         """A text as bytes, a list of them, an array, or a number."""
+        self.types[key] = kind
         if kind == _TEXT:
             return self._take(self._number("Q"))
         if kind in _SCALARS:
             return self._array(kind, 1)[0].item()
         if kind == _LIST:
-            inner, num = self._number("I"), self._number("Q")
-            if inner in _SCALARS:
-                return self._array(inner, num)
-            if inner == _TEXT:
-                return self._texts(num)
-            kind = inner
+            kind = self.types[key] = self._number("I")
+            num = self._number("Q")
+            if kind in _SCALARS:
+                return self._array(kind, num)
+            if kind == _TEXT:
+                take, size_of = self._take, struct.Struct("<Q").unpack  # hundreds of thousands of times
+                return [take(*size_of(take(8))) for _ in range(num)]
         self.fail(f"has {key} of a type {kind} that is not known here")
 
     def _array(self, kind: int, num: int) -> np.ndarray:
         dtype = np.dtype(_SCALARS[kind])
-        found = np.frombuffer(self._take(num * dtype.itemsize), np.uint8 if kind == 7 else dtype)
-        return found.astype(bool) if kind == 7 else found  # numpy would believe a truth value of 2
+        found = np.frombuffer(self._take(num * dtype.itemsize), np.uint8 if kind == _BOOL else dtype)
+        return found.astype(bool) if kind == _BOOL else found  # numpy would believe a truth value of 2
 
-    def _texts(self, num: int) -> list[bytes]:
-        texts, take, size_of = [], self._take, struct.Struct("<Q").unpack
-        for _ in range(num):  # hundreds of thousands of them
-            texts.append(take(*size_of(take(8))))
-        return texts
-
-    def _entries(self, found: dict[str, tuple[tuple[int, ...], int, int]]) -> Iterator[tuple[str, TensorInfo]]:
+    def _placed(self, found: dict[str, tuple[tuple[int, ...], int, int]]) -> Iterator[tuple[str, TensorInfo]]:
         """Tensors with their bytes, none of which may lie outside or belong to two."""
         alignment = self.integer("general.alignment", 32, least=1, most=2**20)
         start = -(-self.end // alignment) * alignment
@@ -230,11 +198,11 @@ class Header:
                 continue
             if shape[-1] % block:
                 self.fail(f"has {name} with rows of {shape[-1]} values in {kind}, which packs {block} at a time")
-            row, rows = shape[-1] // block * size, math.prod(shape[:-1])
-            reached, last = offset + row * rows, name
+            info = TensorInfo(kind, shape, self.path, start + offset, shape[-1] // block * size)
+            reached, last = offset + info.num_bytes, name
             if start + reached > self._size:
                 self.fail(f"is too short: {name} should end at byte {start + reached}, and it has {self._size}")
-            yield name, TensorInfo(kind, shape, self._file, start + offset, rows, row)
+            yield name, info
 
 
 def opened(path: str | Path) -> Header:
@@ -246,8 +214,8 @@ def opened(path: str | Path) -> Header:
     found = re.fullmatch(rf"(.+)-00001-of-{num:05}\.gguf", header.path.name)
     if found is None or header.integer("split.no", 0):
         header.fail(f"is one of {num} parts", f"Name the first of them, whose name ends in -00001-of-{num:05}.gguf")
-    parts = [Header(header.path.with_name(f"{found[1]}-{i + 1:05}-of-{num:05}.gguf")) for i in range(1, num)]
-    for i, part in enumerate(parts, 1):
+    for i in range(1, num):
+        part = Header(header.path.with_name(f"{found[1]}-{i + 1:05}-of-{num:05}.gguf"))
         if part.integer("split.no") != i or header.tensors.keys() & part.tensors.keys():
             part.fail(f"is not part {i + 1} of {num} of {header.path.name}")
         header.tensors |= part.tensors

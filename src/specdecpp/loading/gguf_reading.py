@@ -1,7 +1,6 @@
-"""A GGUF file as a model of transformers, without llama.cpp: its shape, and its weights as they lie in the file.
+"""A GGUF file as a model of transformers: its shape from the metadata, and its weights as they lie in the file.
 
-    Header -> unsupported (a reason, or None) -> GGUFSource: .described (a model without weights, or its sketch),
-    .stored (bytes by names), .model(dtype)
+    Header -> unsupported (a reason, or None) -> built: a model without weights -> tensors_of, stored_as, filled
 
 The keys are those of the GGUF specification. Details that a file leaves to the architecture (Gemma 3's second rotary base, its
 scale of attention) are as in llama.cpp's source, src/llama-model.cpp.
@@ -14,8 +13,6 @@ packed; and Gemma's norms, to which 1 was added.
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from specdecpp.backends import trimmed
-from specdecpp.backends.families import Sketch, refusal
-from specdecpp.errors import BackendError
-from specdecpp.loading.gguf_header import Header, opened
+from specdecpp.loading.gguf_header import Header
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",  # Mistral's files, too, call themselves so
@@ -39,11 +34,10 @@ FACTORS = "rope_freqs.weight"
 """The tensor of the divisors of rotary frequencies (Llama 3)."""
 OUTPUT_IDS = f"specdecpp.{trimmed.KEY}"
 """The metadata key of the tokens that a trimmed output layer scores."""
-_LONG = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
-_WIDEST = 2**20
-_GEMMA_27B = 62  # layers of the one Gemma 3 whose attention has another scale
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Llama 3's rule for rotary frequencies but for its factor, the one rule that is written as a tensor and read from it."""
+_LONG = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+_GEMMA_27B = 62  # layers of the one Gemma 3 whose attention has another scale
 _SCALES = {
     **{"Q4_0": (18, 0), "Q4_1": (20, 0, 2), "Q5_0": (22, 0), "Q5_1": (24, 0, 2), "Q8_0": (34, 0)},
     **{"Q2_K": (84, 80, 82), "Q3_K": (110, 108), "Q4_K": (144, 0, 2), "Q5_K": (176, 0, 2), "Q6_K": (210, 208)},
@@ -79,102 +73,75 @@ class Stored:
         return torch.from_numpy(np.array(values, np.float32).reshape(self.shape))
 
 
-class GGUFSource:
-    """A model in a GGUF file, of an architecture of `FAMILIES`. `known` is what `told` gave for the same file before: then a
-    sketch stands for the model, and transformers' modelling need not be imported.
-
-    Raises `BackendError`: what is wrong in which file.
-
-    >>> GGUFSource("model.gguf").stored["model.embed_tokens.weight"].kind                     # doctest: +SKIP
-    'Q8_0'
-    """
-
-    def __init__(self, path: "str | Path | Header", known: Mapping[str, Any] | None = None):
-        self.header = path if isinstance(path, Header) else opened(path)
-        if reason := unsupported(self.header):
-            raise BackendError(f"{self.header.path.name} cannot be read here: {reason}.")
-        self._architecture = self.header.text("general.architecture")
-        self._names: dict[str, str] = dict(known["names"]) if known else self._found()
-        self.described: Any = Sketch.parse(known["sketch"]) if known else self.skeleton
-        self.stored: Mapping[str, Stored] = {name: self._stored(name, own) for name, own in self._names.items()}
-
-    def told(self) -> dict[str, Any] | None:
-        """Facts to keep of the file for a later load; None where the model cannot be described."""
-        if refusal(self.skeleton):
-            return None
-        return {"names": self._names, "sketch": Sketch.of(self.skeleton).told()}
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the output layer."""
-        return self.described.num_rows if isinstance(self.described, Sketch) else int(self.described.config.vocab_size)
-
-    @cached_property
-    def skeleton(self) -> Any:
-        """The model of transformers, its weights on the meta device."""
-        return self._built()
-
-    def model(self, dtype: torch.dtype = torch.float32) -> Any:
-        """A model of transformers with the values of the file, on the CPU. One tensor at a time is held twice."""
-        model = self._built()
-        for name, stored in self.stored.items():
-            module, _, last = name.rpartition(".")
-            setattr(model.get_submodule(module), last, nn.Parameter(stored.dequantised().to(dtype), requires_grad=False))
-        model.tie_weights()
-        return model
-
-    def _built(self) -> Any:
-        """The model with its weights on the meta device, and real tables of angles."""
-        import transformers
-        from transformers.initialization import no_init_weights
-
-        kind, arguments = getattr(transformers, FAMILIES[self._architecture]), _arguments(self.header)
-        try:
-            with torch.device("meta"), no_init_weights():
-                model = kind(kind.config_class(**arguments))
-            rotary = model.model.rotary_emb
-            model.model.rotary_emb = type(rotary)(config=model.config)
-        except Exception as error:  # its checks raise whatever they like
-            self.header.fail(f"describes a model that transformers refuses ({' '.join(str(error).split())})")
-        model.tie_weights()
-        for module in model.modules():
-            if isinstance(getattr(module, "embed_scale", None), Tensor):
-                module.embed_scale = torch.tensor(module.scalar_embed_scale)
-        return model.eval()
-
-    def _found(self) -> dict[str, str]:
-        """The tensor of every parameter; raises for one that is missing, of another shape, or left over."""
-        from gguf.constants import MODEL_ARCH
-        from gguf.tensor_mapping import get_tensor_name_map
-
-        names = get_tensor_name_map(MODEL_ARCH[self._architecture.upper()], self.skeleton.config.num_hidden_layers)
-        found, rest = {}, set(self.header.tensors) - {FACTORS, *_LONG.values()}
-        for name, parameter in self.skeleton.named_parameters():
-            own = found[name] = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
-            entry = self.header.tensors.get(own)
-            if entry is None or entry.shape != tuple(parameter.shape):
-                there = f"no {own}" if entry is None else f"{own} of {list(entry.shape)}"
-                self.header.fail(f"has {there}, where its metadata ask for {list(parameter.shape)}")
-            rest.discard(own)
-        if rest:
-            self.header.fail(f"has {len(rest)} tensors that a model of {self._architecture} has no place for, as {min(rest)}")
-        return found
-
-    def _stored(self, name: str, own: str) -> Stored:
-        entry, role = self.header.tensors[own], name.split(".")[-2]
-        if self._architecture == "llama" and role in ("q_proj", "k_proj"):
-            order = _halves(entry.shape[0], _num_heads(self.header)[role == "k_proj"])
-            apart = (entry.shape[0], -1)  # a vector's values, a matrix's rows
-            return Stored(entry.kind, entry.shape, lambda: entry.data.reshape(apart)[order].reshape(entry.rows, entry.row))
-        given = Stored(entry.kind, entry.shape, lambda: entry.data)
-        if self._architecture == "gemma3" and role.endswith("norm"):
-            return Stored("F32", entry.shape, lambda: (given.dequantised() - 1).reshape(1, -1).view(torch.uint8).numpy())
-        return given
+# The model
 
 
-def _halves(num: int, heads: int) -> np.ndarray:
-    """Row numbers of a file in the order of transformers: in each head neighbouring pairs -> (first half, second half)."""
-    return np.arange(num).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
+def built(header: Header) -> Any:
+    """The model of transformers with its weights on the meta device, and real tables of angles."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    kind = getattr(transformers, FAMILIES[header.text("general.architecture")])
+    arguments = _arguments(header)
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = kind(kind.config_class(**arguments))
+        rotary = model.model.rotary_emb
+        model.model.rotary_emb = type(rotary)(config=model.config)
+    except Exception as error:  # its checks raise whatever they like
+        header.fail(f"describes a model that transformers refuses ({' '.join(str(error).split())})")
+    model.tie_weights()
+    for module in model.modules():
+        if isinstance(getattr(module, "embed_scale", None), Tensor):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale)
+    return model.eval()
+
+
+def filled(model: Any, stored: Mapping[str, Stored], dtype: torch.dtype) -> Any:
+    """The same model with the values of a file, on the CPU. One tensor at a time is held twice."""
+    for name, own in stored.items():
+        module, _, last = name.rpartition(".")
+        setattr(model.get_submodule(module), last, nn.Parameter(own.dequantised().to(dtype), requires_grad=False))
+    model.tie_weights()
+    return model
+
+
+def tensors_of(header: Header, model: Any) -> dict[str, str]:
+    """The file's name of every parameter; raises for one that is missing, of another shape, or left over."""
+    from gguf.constants import MODEL_ARCH
+    from gguf.tensor_mapping import get_tensor_name_map
+
+    architecture = header.text("general.architecture")
+    names = get_tensor_name_map(MODEL_ARCH[architecture.upper()], model.config.num_hidden_layers)
+    found, rest = {}, set(header.tensors) - {FACTORS, *_LONG.values()}
+    for name, parameter in model.named_parameters():
+        own = found[name] = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+        entry = header.tensors.get(own)
+        if entry is None or entry.shape != tuple(parameter.shape):
+            there = f"no {own}" if entry is None else f"{own} of {list(entry.shape)}"
+            header.fail(f"has {there}, where its metadata ask for {list(parameter.shape)}")
+        rest.discard(own)
+    if rest:
+        header.fail(f"has {len(rest)} tensors that a model of {architecture} has no place for, as {min(rest)}")
+    return found
+
+
+def stored_as(header: Header, name: str, own: str) -> Stored:
+    """A parameter as transformers lays it out, of the tensor that the file calls `own`."""
+    entry, role, architecture = header.tensors[own], name.split(".")[-2], header.text("general.architecture")
+    given = Stored(entry.kind, entry.shape, lambda: entry.data)
+    if architecture == "llama" and role in ("q_proj", "k_proj"):
+        num, heads = entry.shape[0], _num_heads(header)[role == "k_proj"]
+        order = np.arange(num).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)  # neighbouring pairs -> two halves
+
+        def halves() -> np.ndarray:
+            data = entry.data  # a matrix's rows move, a vector's values
+            return data.reshape(num, -1)[order].reshape(data.shape)
+
+        return Stored(entry.kind, entry.shape, halves)
+    if architecture == "gemma3" and role.endswith("norm"):
+        return Stored("F32", entry.shape, lambda: (given.dequantised() - 1).reshape(1, -1).view(torch.uint8).numpy())
+    return given
 
 
 # Metadata
@@ -205,7 +172,12 @@ def unsupported(header: Header) -> str | None:
 
 def _width(header: Header, key: str, default: int | None = None) -> int:
     """A size of the architecture."""
-    return header.integer(f"{header.text('general.architecture')}.{key}", default, least=1, most=_WIDEST)
+    return header.integer(f"{header.text('general.architecture')}.{key}", default, least=1, most=2**20)
+
+
+def _real(header: Header, key: str, default: float | None = None) -> float:
+    """A positive number of the architecture."""
+    return header.number(f"{header.text('general.architecture')}.{key}", default, above=0.0)
 
 
 def _num_heads(header: Header) -> tuple[int, int]:
@@ -237,12 +209,10 @@ def _arguments(header: Header) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": size,
         "max_position_embeddings": header.integer(f"{architecture}.context_length", least=1),
-        "rms_norm_eps": header.number(f"{architecture}.attention.layer_norm_rms_epsilon", above=0.0),
+        "rms_norm_eps": _real(header, "attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "rope_parameters": _angles(header, architecture),
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        "rope_parameters": _angles(header),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
     if OUTPUT_IDS in header:
         found[trimmed.KEY] = header.numbers(OUTPUT_IDS).tolist()
@@ -250,8 +220,7 @@ def _arguments(header: Header) -> dict[str, Any]:
     if architecture == "llama":
         found["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
     elif architecture == "gemma3":
-        base = header.number(f"{architecture}.rope.freq_base_swa", 1e4, above=0.0)
-        near = {"rope_type": "default", "rope_theta": base}
+        near = {"rope_type": "default", "rope_theta": _real(header, "rope.freq_base_swa", 1e4)}
         found |= {
             "sliding_window": window,
             "query_pre_attn_scalar": found["hidden_size"] // heads if layers == _GEMMA_27B else size,
@@ -263,38 +232,26 @@ def _arguments(header: Header) -> dict[str, Any]:
     return found
 
 
-def _angles(header: Header, architecture: str) -> dict[str, Any]:
+def _angles(header: Header) -> dict[str, Any]:
     """The rotary angles."""
-    plain = {"rope_type": "default", "rope_theta": header.number(f"{architecture}.rope.freq_base", 1e4, above=0.0)}
-    scaling = f"{architecture}.rope.scaling"
-    kind, original = header.text(f"{scaling}.type", "none"), f"{scaling}.original_context_length"
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": _real(header, "rope.freq_base", 1e4)}
+    kind = header.text(f"{header.text('general.architecture')}.rope.scaling.type", "none")
     if all(name in header.tensors for name in _LONG.values()):
-        context = header.integer(f"{architecture}.context_length", least=1)
-        before = header.integer(original, context, least=2)
-        factors = {key: _vector(header, name).tolist() for key, name in _LONG.items()}
-        return (
-            plain
-            | factors
-            | {
-                "rope_type": "longrope",
-                "original_max_position_embeddings": before,
-                "factor": context / before,
-            }
-        )
-    if FACTORS in header.tensors:
-        return plain | LLAMA3 | {"factor": round(float(_vector(header, FACTORS).max()), 4)}
-    factor = header.number(f"{scaling}.factor", 1.0, above=0.0)
-    if kind == "linear" and factor != 1:
-        return plain | {"rope_type": "linear", "factor": factor}
-    if kind == "yarn":
-        return plain | {
-            "rope_type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": header.integer(original, least=1),
-            "beta_fast": header.number(f"{scaling}.yarn_beta_fast", 32.0, above=0.0),
-            "beta_slow": header.number(f"{scaling}.yarn_beta_slow", 1.0, above=0.0),
+        context = _width(header, "context_length")
+        before = _width(header, "rope.scaling.original_context_length", context)
+        found |= {key: _vector(header, name).tolist() for key, name in _LONG.items()}
+        found |= {"rope_type": "longrope", "original_max_position_embeddings": before, "factor": context / before}
+    elif FACTORS in header.tensors:
+        found |= LLAMA3 | {"factor": round(float(_vector(header, FACTORS).max()), 4)}
+    elif kind in ("linear", "yarn"):
+        found |= {"rope_type": kind, "factor": _real(header, "rope.scaling.factor", 1.0)}
+    if found["rope_type"] == "yarn":
+        found |= {
+            "original_max_position_embeddings": _width(header, "rope.scaling.original_context_length"),
+            "beta_fast": _real(header, "rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": _real(header, "rope.scaling.yarn_beta_slow", 1.0),
         }
-    return plain
+    return found
 
 
 def _is_llama3(header: Header) -> bool:
@@ -302,8 +259,7 @@ def _is_llama3(header: Header) -> bool:
     factors = _vector(header, FACTORS)
     if len(factors) != _head_size(header) // 2 or not factors.max() > 0:
         return False
-    theta = header.number(f"{header.text('general.architecture')}.rope.freq_base", 1e4, above=0.0)
-    waves = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
+    waves = 2 * np.pi * _real(header, "rope.freq_base", 1e4) ** (np.arange(len(factors)) / len(factors))
     smooth = (8192 / waves - 1) / 3
     ruled = np.where(smooth < 0, factors.max(), np.where(smooth > 1, 1, 1 / ((1 - smooth) / factors.max() + smooth)))
     return bool(np.allclose(ruled, factors, rtol=1e-4))

@@ -6,21 +6,19 @@ Two kinds are rebuilt: byte-level BPE ("gpt2"), whose way to cut a text before m
 BPE ("llama"), whose merges follow from its scores. The names of the ways to cut are llama.cpp's (src/llama-vocab.cpp); the
 patterns are those of the tokenizers they stand for.
 
-transformers converts the same keys with code that is no part of its interface, reads the file a second time, and does not
-compose characters as Qwen's tokenizer does.
+transformers converts the same keys with code that is no part of its interface, and does not compose characters as Qwen's
+tokenizer does.
 """
 
-import json
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdecpp.errors import BackendError
 from specdecpp.loading.gguf_header import Header
 
 ENDS = "specdecpp.end_token_ids"
 """The metadata key of all ids that end a text, with commas: GGUF itself has room for one or two."""
-SPECIAL = "specdecpp.special_tokens"
-"""The metadata key of the special tokens that have no role in GGUF, as a JSON list."""
 JSON, TEMPLATE = "tokenizer.huggingface.json", "tokenizer.chat_template"
 _NORMAL, _UNKNOWN, _CONTROL, _ADDED = 1, 2, 3, 4
 _CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -30,22 +28,19 @@ _CASES = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%(end)s"
     r"|%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_THREE = r"\p{N}{1,3}"
 
 
 class Way(NamedTuple):
     """A way to cut texts before merging, and what goes with it.
 
     pattern      None: GPT-2's own
-    has_words    a word that is a token skips the merges
-    is_started   texts have a start token where the file does not say
+    has_words    a word that is a token skips the merges, and texts have a start token where the file does not say
     is_composed  characters are composed by Unicode's rules first (llama.cpp leaves them)
     has_digits   digits are cut one by one
     """
 
     pattern: str | None
     has_words: bool = False
-    is_started: bool = False
     is_composed: bool = False
     has_digits: bool = False
 
@@ -60,19 +55,17 @@ class Way(NamedTuple):
         return pre_tokenizers.Sequence([*first, last])
 
 
-_LLAMA3, _GPT4, _SMOLLM = Way(_LIKE_GPT4 % _THREE, True, True), Way(_LIKE_GPT4 % _THREE), Way(None, has_digits=True)
+_LLAMA3 = Way(_LIKE_GPT4 % r"\p{N}{1,3}", has_words=True)
+_GPT4 = Way(_LIKE_GPT4 % r"\p{N}{1,3}")
+_SMOLLM = Way(None, has_digits=True)
 WAYS = {
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "dbrx": _GPT4,
-    "smaug-bpe": _GPT4,
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _GPT4),
     "qwen2": Way(_LIKE_GPT4 % r"\p{N}", is_composed=True),
     "deepseek-r1-qwen": Way(_LIKE_GPT4 % r"\p{N}"),
-    "tekken": Way(_CASES % {"end": "", "digits": r"\p{N}"}, True, True),
-    "gpt-4o": Way(_CASES % {"end": rf"{_CONTRACTED}?", "digits": _THREE}),
-    "smollm": _SMOLLM,
-    "starcoder": _SMOLLM,
+    "tekken": Way(_CASES % {"end": "", "digits": r"\p{N}"}, has_words=True),
+    "gpt-4o": Way(_CASES % {"end": rf"{_CONTRACTED}?", "digits": r"\p{N}{1,3}"}),
+    **dict.fromkeys(("smollm", "starcoder"), _SMOLLM),
     "gpt-2": Way(None),
 }
 """Ways to cut texts by llama.cpp's names."""
@@ -92,20 +85,19 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
 
     try:
         backend = Tokenizer.from_str(header.text(JSON)) if JSON in header else _built(header)
-    except Exception as error:  # the package's own, of all kinds
-        if type(error).__module__.startswith("specdecpp"):
-            raise
+        ids = backend.get_vocab().values() if JSON in header else [backend.get_vocab_size() - 1]
+        if (most := max(ids, default=-1)) >= num_rows:
+            header.fail(f"has a tokenizer with ids up to {most}, and its model scores {num_rows}")
+        return _wrapped(backend, header)
+    except BackendError:
+        raise
+    except Exception as error:  # the packages' own, of all kinds
         header.fail(f"has a tokenizer that cannot be built ({str(error).strip() or type(error).__name__})")
-    ids = backend.get_vocab().values() if JSON in header else [backend.get_vocab_size() - 1]
-    if (most := max(ids, default=-1)) >= num_rows:
-        header.fail(f"has a tokenizer with ids up to {most}, and its model scores {num_rows}")
-    return _wrapped(backend, header)
 
 
 def keys_of(header: Header) -> dict[str, Any]:
     """All that a file says of its tokenizer but for the chat template: where two say the same, one need be built."""
-    found = {key: value for key, value in header.values.items() if key.startswith("tokenizer.") or key == SPECIAL}
-    found.pop(TEMPLATE, None)
+    found = {key: value for key, value in header.values.items() if key.startswith("tokenizer.") and key != TEMPLATE}
     return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in found.items()}
 
 
@@ -151,24 +143,21 @@ def _built(header: Header) -> Any:
         header.fail(
             f"has a tokenizer of the kind {model}, and byte-level BPE (gpt2) and SentencePiece (llama) are read", _BESIDE
         )
-
-    def added(kind: int) -> list[Any]:
-        return [AddedToken(tokens[i], normalized=False) for i in np.flatnonzero(kinds == kind).tolist()]
-
-    backend.add_special_tokens(added(_CONTROL) + added(_UNKNOWN))
-    backend.add_tokens(added(_ADDED))  # texts are searched for these before all else, too
+    for kind, add in (
+        (_CONTROL, backend.add_special_tokens),
+        (_UNKNOWN, backend.add_special_tokens),
+        (_ADDED, backend.add_tokens),  # texts are searched for these before all else, too
+    ):
+        add([AddedToken(tokens[i], normalized=False) for i in np.flatnonzero(kinds == kind).tolist()])
     start, end = [], []
     for where, role, default in ((start, "bos", is_started), (end, "eos", False)):
         key = f"tokenizer.ggml.{role}_token_id"
         if header.flag(f"tokenizer.ggml.add_{role}_token", default) and key in header:
-            where.append((tokens[i := header.integer(key, most=len(tokens) - 1)], i))
-    if start or end:
-        first, second = (
-            [*(f"{token}:{i}" for token, _ in start), f"{text}:{i}", *(f"{token}:{i}" for token, _ in end)]
-            for i, text in enumerate(("$A", "$B"))
-        )
-        pair, used = first + second, [*start, *end]
-        backend.post_processor = processors.TemplateProcessing(single=first, pair=pair, special_tokens=used)
+            where.append(tokens[header.integer(key, most=len(tokens) - 1)])
+    if used := start + end:
+        first, second = ([f"{part}:{i}" for part in (*start, text, *end)] for i, text in enumerate(("$A", "$B")))
+        special = [(token, tokens.index(token)) for token in used]
+        backend.post_processor = processors.TemplateProcessing(single=first, pair=first + second, special_tokens=special)
     return backend
 
 
@@ -185,7 +174,7 @@ def _byte_level(header: Header, tokens: list[str]) -> tuple[Any, bool]:
     backend.pre_tokenizer, backend.decoder = way.cutting, decoders.ByteLevel()
     if way.is_composed:
         backend.normalizer = normalizers.NFC()
-    return backend, way.is_started
+    return backend, way.has_words
 
 
 def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
@@ -212,7 +201,7 @@ def _sentencepiece(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
 
 
 def _wrapped(backend: Any, header: Header) -> Any:
-    """A tokenizer of transformers, with its roles, the special tokens without one, and its chat template."""
+    """A tokenizer of transformers, with its roles and its chat template."""
     from transformers import PreTrainedTokenizerFast
 
     roles = {}
@@ -221,13 +210,7 @@ def _wrapped(backend: Any, header: Header) -> Any:
             token = roles[f"{role}_token"] = backend.id_to_token(header.integer(key))
             if token is None:
                 header.fail(f"says {key} = {header.values[key]}, and its tokenizer has no such id")
-    try:
-        special = json.loads(header.text(SPECIAL, "[]"))
-    except ValueError:
-        special = None
-    if not isinstance(special, list) or not all(isinstance(token, str) for token in special):
-        header.fail(f"has {SPECIAL} that are no list of texts")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_Uncopied(backend), extra_special_tokens=special, **roles)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_Uncopied(backend), **roles)
     tokenizer.chat_template = header.text(TEMPLATE) if TEMPLATE in header else None
     return tokenizer
 

@@ -20,7 +20,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -30,14 +30,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdecpp import __version__, cache_dir
+from specdecpp import cache_dir
 from specdecpp.backends import trimmed
 from specdecpp.backends.families import described
 from specdecpp.backends.lean import LeanModel
 from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
-from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS
-from specdecpp.loading.gguf_tokenizer import ENDS, JSON, SPECIAL, WAYS
+from specdecpp.loading.gguf_header import Header, TensorInfo, opened
+from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS, Stored
+from specdecpp.loading.gguf_tokenizer import ENDS, JSON, WAYS
 from specdecpp.loading.models import end_ids
 
 FINGERPRINT = "specdecpp.fingerprint"
@@ -54,10 +55,9 @@ _WIDE = ("token_embd.weight", "output.weight")
 """Tensors of eight bits where the rest has four, as llama.cpp's own quantiser keeps these two wider."""
 _WAYS = ("qwen2", "llama-bpe", "gpt-2", "smollm")
 """Ways to cut texts that are written, by llama.cpp's names."""
-_AUTOMATIC = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture", "general.alignment")
-"""Keys that a writer adds by itself."""
-_NORM = "output_norm.weight"
 _ADVICE = "llama.cpp's own convert_hf_to_gguf.py knows more"
+Tensors = Mapping[str, Stored | TensorInfo]
+"""What is to be written, by GGUF's names."""
 
 
 class Precision(StrEnum):
@@ -71,27 +71,6 @@ class Precision(StrEnum):
     q4_1 = "q4_1"
 
 
-class Vocabulary(NamedTuple):
-    """A byte-level BPE tokenizer in llama.cpp's terms, ids past the tokenizer's own filled up.
-
-    kinds      GGUF's: 1 normal, 3 control (a special token), 4 added by hand, 5 unused
-    splitter   llama.cpp's name of the way to cut texts
-    """
-
-    tokens: list[str]
-    kinds: list[int]
-    splitter: str
-
-
-class _Tensor(NamedTuple):
-    """A tensor to be written: GGUF's name and type, its shape as torch has it, and what makes its bytes."""
-
-    name: str
-    kind: Any
-    shape: tuple[int, ...]
-    make: Callable[[], np.ndarray]
-
-
 def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision = Precision.f32, name: str = "model") -> None:
     """Write a causal LM of transformers and its tokenizer to a GGUF file, whole or not at all.
 
@@ -100,16 +79,13 @@ def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision 
 
     >>> write(model, tokenizer, "model.gguf", precision=Precision.q8_0)                      # doctest: +SKIP
     """
-    tensors = [*_tensors(model, precision)]
+    tensors = _tensors(model, precision)
     vocabulary = vocabulary_of(tokenizer, size=int(model.config.vocab_size))
-    with _writer(path, _ARCHITECTURES[type(model).__name__]) as writer:
+    with new_file(path, _ARCHITECTURES[type(model).__name__], tensors) as writer:
         _describe(writer, model, name=name, precision=precision)
         writer.add_string(FINGERPRINT, fingerprint(model))
-        writer.add_string("specdecpp.version", __version__)
-        if ids := getattr(model.config, trimmed.KEY, None):
-            writer.add_array(OUTPUT_IDS, list(ids))
+        _add_output_ids(writer, getattr(model.config, trimmed.KEY, None))
         _add_vocabulary(writer, vocabulary, tokenizer, ends=end_ids(model, tokenizer))
-        _add(writer, tensors)
 
 
 def refusal(model: Any) -> str | None:
@@ -125,6 +101,9 @@ def refusal(model: Any) -> str | None:
     return "its rotary angles are scaled" if not is_llama3 and _angle_factors(model) is not None else None
 
 
+# Parts of files
+
+
 def cut(path: str | Path, out: str | Path, layers: int, *, model: Any = None, precision: Precision = Precision.q8_0) -> None:
     """Write a GGUF file with the first layers of another, whole or not at all.
 
@@ -132,59 +111,100 @@ def cut(path: str | Path, out: str | Path, layers: int, *, model: Any = None, pr
     last norm and the tokens that it scores (`backends.trimmed`). Raises `BackendError` unless the file has more layers than
     asked for, and for a model that cannot be written (`refusal`).
     """
-    from gguf import GGUFReader
-
-    reader = GGUFReader(path)
-    _, num = _about(reader)
-    least = 1 if model is None else 0
-    if not least <= layers < num:
+    header = opened(path)
+    num = header.integer(f"{header.text('general.architecture')}.block_count")
+    if not (model is None) <= layers < num:
         raise BackendError(
             f"{Path(path).name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, one at least."
         )
     if model is None:
-        _write_cut(reader, out, layers, [], total=layers, ids=None)
-        return
-    own = [tensor for tensor in _tensors(model, precision) if _is_own(tensor.name, layers)]
-    ids = getattr(model.config, trimmed.KEY, None)
-    _write_cut(reader, out, layers, own, total=int(model.config.num_hidden_layers), ids=ids)
+        _write_cut(header, out, layers, {}, total=layers, ids=None)
+    else:
+        ids = getattr(model.config, trimmed.KEY, None)
+        own = _own(_tensors(model, precision), layers)
+        _write_cut(header, out, layers, own, total=int(model.config.num_hidden_layers), ids=ids)
 
 
 def pared(path: str | Path, out: str | Path, layers: int) -> None:
     """Write the part of a file that `cut` made which is not another's first layers: `grow` needs it beside that other."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(path)
-    architecture, num = _about(reader)
-    with _writer(out, architecture) as writer:
-        writer.add_block_count(num)
+    header = opened(path)
+    architecture = header.text("general.architecture")
+    with new_file(out, architecture, _own(header.tensors, layers)) as writer:
+        writer.add_block_count(header.integer(f"{architecture}.block_count"))
         writer.add_uint32(_KEPT, layers)
-        if field := reader.get_field(OUTPUT_IDS):
-            writer.add_array(OUTPUT_IDS, field.contents())
-        _add(writer, [tensor for tensor in _read(reader) if _is_own(tensor.name, layers)])
+        _add_output_ids(writer, header.values.get(OUTPUT_IDS))
 
 
 def grow(path: str | Path, own: str | Path, out: str | Path) -> None:
-    """Write the file that `pared` made `own` of, from the file that it was cut from: the same tensors, byte for byte.
+    """Write the file that `pared` made `own` of, from the file that it was cut from: the same tensors, byte for byte, whole or
+    not at all. The fingerprint shows whether it was cut from this file."""
+    part = opened(own)
+    total = part.integer(f"{part.text('general.architecture')}.block_count")
+    _write_cut(opened(path), out, part.integer(_KEPT), part.tensors, total=total, ids=part.values.get(OUTPUT_IDS))
 
-    Whole or not at all. Raises `BackendError` where the two are not of one architecture, or the other has too few layers.
-    """
-    from gguf import GGUFReader
 
-    reader, part = GGUFReader(path), GGUFReader(own)
-    (architecture, num), (other, total) = _about(reader), _about(part)
-    layers = _value(part, _KEPT)
-    if architecture != other or layers > num:
-        raise BackendError(
-            f"{Path(own).name} stands on {layers} layers of {other}, and {Path(path).name} has {num} of {architecture}. Give "
-            "the file that it was cut from."
-        )
-    _write_cut(reader, out, layers, [*_read(part)], total=total, ids=_value(part, OUTPUT_IDS))
+def _own(tensors: Tensors, layers: int) -> Tensors:
+    """Tensors that a file with so many layers of another has of its own."""
+    return {name: tensor for name, tensor in tensors.items() if name == "output_norm.weight" or _layer(name) >= layers}
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor; -1 for none."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
+
+
+def _write_cut(header: Header, out: str | Path, layers: int, own: Tensors, *, total: int, ids: Any) -> None:
+    """Write the first layers of a file, what belongs to no layer, and tensors of its own: `total` layers in all."""
+    from gguf import GGUFValueType
+
+    architecture = header.text("general.architecture")
+    kept = {name: tensor for name, tensor in header.tensors.items() if _layer(name) < layers and name not in own}
+    with new_file(out, architecture, kept | dict(own)) as writer:
+        for key, value in header.values.items():
+            if key in ("general.architecture", "general.alignment", FINGERPRINT, OUTPUT_IDS):
+                continue  # the writer adds two itself, and it is another model now
+            kind, value = GGUFValueType(header.types[key]), total if key == f"{architecture}.block_count" else value
+            if isinstance(value, list | np.ndarray):
+                writer.add_key_value(key, list(value), GGUFValueType.ARRAY, kind)
+            else:
+                writer.add_key_value(key, value, kind)
+        _add_output_ids(writer, ids)
+
+
+@contextmanager
+def new_file(path: str | Path, architecture: str, tensors: Tensors) -> Iterator[Any]:
+    """A writer for the metadata of a file, whose tensors follow at the end: it is there whole or not at all."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+
+    with cache_dir.whole(path) as part:
+        writer = GGUFWriter(part, architecture)
+        try:
+            yield writer
+            for name, tensor in tensors.items():
+                kind = GGMLQuantizationType[tensor.kind]
+                block, size = GGML_QUANT_SIZES[kind]
+                num_bytes = math.prod(tensor.shape) // block * size
+                writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), num_bytes, raw_dtype=kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for tensor in tensors.values():
+                writer.write_tensor_data(tensor.data)
+        finally:
+            writer.close()
+
+
+def _add_output_ids(writer: Any, ids: Any) -> None:
+    """Write the tokens that a trimmed output layer scores, where there are some."""
+    if ids is not None:
+        writer.add_array(OUTPUT_IDS, np.asarray(ids).tolist())
 
 
 # Tensors
 
 
-def _tensors(model: Any, precision: Precision) -> Iterator[_Tensor]:
+def _tensors(model: Any, precision: Precision) -> Tensors:
     """All weights, each once: an output layer tied to the embedding has none of its own. Raises `BackendError`."""
     import gguf
 
@@ -192,38 +212,40 @@ def _tensors(model: Any, precision: Precision) -> Iterator[_Tensor]:
         raise BackendError(f"{type(model).__name__} cannot be written here: {reason}. {_ADVICE} families.")
     architecture, config = _ARCHITECTURES[type(model).__name__], model.config
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if architecture == "llama" else {}
+    found = {}
     for name, parameter in model.named_parameters():  # a tied weight is named once
-        role, own = name.split(".")[-2], names.get_name(name, try_suffixes=(".weight", ".bias"))
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert own is not None, f"no name for {name}"  # the families are known, every weight of theirs has one
-        num_heads = heads.get(role) if architecture == "llama" else None
-        yield _tensor(own, parameter.detach(), precision, num_heads)
+        found[own] = _stored(own, parameter.detach(), precision, heads.get(name.split(".")[-2]))
     if (factors := _angle_factors(model)) is not None:
-        yield _tensor(FACTORS, factors, precision, None)
+        found[FACTORS] = _stored(FACTORS, factors, precision)
+    return found
 
 
-def _tensor(name: str, values: Tensor, precision: Precision, num_heads: int | None) -> _Tensor:
+def _stored(name: str, values: Tensor, precision: Precision, num_heads: int | None = None) -> Stored:
     """Values in the type that belongs to them: quantised ones need rows of whole blocks of 32, others fall back to f16.
 
     Rows of q or k (`num_heads`) are in each head (first half, second half) and become neighbouring pairs.
     """
-    import gguf
-    from gguf import GGMLQuantizationType as Kinds
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
 
+    kind = precision.upper()
     if values.ndim < 2:
-        kind = Kinds.F32
+        kind = "F32"
     elif precision.startswith("q") and values.shape[-1] % 32:
-        kind = Kinds.F16
-    else:
-        kind = Kinds.Q8_0 if precision.startswith("q4") and name in _WIDE else Kinds[precision.upper()]
+        kind = "F16"
+    elif precision.startswith("q4") and name in _WIDE:
+        kind = "Q8_0"
 
-    def make() -> np.ndarray:
+    def data() -> np.ndarray:
         rows = values
         if num_heads is not None:
             rows = rows.reshape(num_heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
-        return gguf.quants.quantize(rows.float().cpu().contiguous().numpy(), kind)
+        return quantize(rows.float().cpu().contiguous().numpy(), GGMLQuantizationType[kind])
 
-    return _Tensor(name, kind, tuple(values.shape), make)
+    return Stored(kind, tuple(values.shape), data)
 
 
 def _angle_factors(model: Any) -> Tensor | None:
@@ -235,82 +257,7 @@ def _angle_factors(model: Any) -> Tensor | None:
     return None if torch.allclose(factors, torch.ones_like(factors), rtol=1e-5) else factors
 
 
-def _read(reader: Any) -> Iterator[_Tensor]:
-    """The tensors of a file as they are."""
-    for tensor in reader.tensors:
-        yield _Tensor(
-            tensor.name, tensor.tensor_type, tuple(map(int, reversed(tensor.shape))), lambda tensor=tensor: tensor.data
-        )
-
-
-def _is_own(name: str, layers: int) -> bool:
-    """True for what a file with so many layers of another has of its own."""
-    return name == _NORM or _layer(name) >= layers
-
-
-def _layer(name: str) -> int:
-    """The layer of a tensor; -1 for none."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return int(found[1]) if found else -1
-
-
-# Files
-
-
-@contextmanager
-def _writer(path: str | Path, architecture: str) -> Iterator[Any]:
-    """A writer of a file that is there whole at the end, or not at all."""
-    from gguf import GGUFWriter
-
-    with cache_dir.whole(path) as part:
-        writer = GGUFWriter(part, architecture)
-        try:
-            yield writer
-        finally:
-            writer.close()
-
-
-def _add(writer: Any, tensors: Iterable[_Tensor]) -> None:
-    """Write sizes first, then one tensor after the other, so that no more than one is held twice."""
-    from gguf import GGML_QUANT_SIZES
-
-    for name, kind, shape, _ in tensors:
-        block, size = GGML_QUANT_SIZES[kind]
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), math.prod(shape) // block * size, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in tensors:
-        writer.write_tensor_data(tensor.make())
-
-
-def _write_cut(reader: Any, out: str | Path, layers: int, own: list[_Tensor], *, total: int, ids: Any) -> None:
-    """Write the first layers of a file, what belongs to no layer, and tensors of its own: `total` layers in all."""
-    from gguf import GGUFValueType
-
-    architecture, _ = _about(reader)
-    with _writer(out, architecture) as writer:
-        for name, field in reader.fields.items():
-            if name in (*_AUTOMATIC, FINGERPRINT, OUTPUT_IDS):  # it is another model now
-                continue
-            value = total if name == f"{architecture}.block_count" else field.contents()
-            kind, *_, inner = field.types[0], *field.types
-            writer.add_key_value(name, value, kind, inner if kind == GGUFValueType.ARRAY else None)
-        if ids:
-            writer.add_array(OUTPUT_IDS, list(ids))
-        named = {tensor.name for tensor in own}
-        _add(writer, [t for t in _read(reader) if _layer(t.name) < layers and t.name not in named] + own)
-
-
-def _about(reader: Any) -> tuple[str, int]:
-    """The architecture and the number of layers."""
-    architecture = _value(reader, "general.architecture")
-    return architecture, int(_value(reader, f"{architecture}.block_count"))
-
-
-def _value(reader: Any, key: str) -> Any:
-    field = reader.get_field(key)
-    return None if field is None else field.contents()
+# Metadata
 
 
 def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> None:
@@ -331,14 +278,22 @@ def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> No
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_size)
-    writer.add_value_length(head_size)
-    writer.add_rope_dimension_count(head_size)
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(head_size)
     writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
-# Words
+class Vocabulary(NamedTuple):
+    """A byte-level BPE tokenizer in llama.cpp's terms, ids past the tokenizer's own filled up.
+
+    kinds      GGUF's: 1 normal, 3 control (a special token), 4 added by hand, 5 unused
+    splitter   llama.cpp's name of the way to cut texts
+    """
+
+    tokens: list[str]
+    kinds: list[int]
+    splitter: str
 
 
 def vocabulary_of(tokenizer: Any, *, size: int) -> Vocabulary:
@@ -354,17 +309,11 @@ def vocabulary_of(tokenizer: Any, *, size: int) -> Vocabulary:
             f"the tokenizer has ids up to {max(named)}, but the model scores {size}. Give the model's own tokenizer."
         )
     tokens, kinds = zip(*(named.get(i, (f"[PAD{i}]", 5)) for i in range(size)), strict=True)
-    return Vocabulary([*tokens], [*kinds], _splitter(whole))
-
-
-def _splitter(whole: dict[str, Any]) -> str:
-    """llama.cpp's name of the way a text is cut. Raises `BackendError` for one that has no name here."""
     found, has_words = _steps(whole["pre_tokenizer"]), bool(whole["model"].get("ignore_merges"))
     for name in _WAYS:
         if found == _steps(json.loads(WAYS[name].cutting.__getstate__())) and has_words is WAYS[name].has_words:
-            return name
-    pattern = next((step["pattern"].get("Regex") for step in found if step.get("type") == "Split"), "no pattern")
-    raise BackendError(f"the tokenizer cuts texts in a way that has no name here ({pattern}). {_ADVICE} ways.")
+            return Vocabulary([*tokens], [*kinds], name)
+    raise BackendError(f"the tokenizer cuts texts in a way that has no name here ({json.dumps(found)[:200]}). {_ADVICE} ways.")
 
 
 def _steps(cutting: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -394,5 +343,3 @@ def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends
     special.add_to_gguf(writer, quiet=True)
     if ends:
         writer.add_string(ENDS, ",".join(map(str, ends)))
-    named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token, tokenizer.pad_token}
-    writer.add_string(SPECIAL, json.dumps([token for token in tokenizer.all_special_tokens if token not in named]))

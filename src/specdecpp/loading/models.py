@@ -11,35 +11,29 @@ import json
 import logging
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from specdecpp.backends import GraphModel, LeanModel, Model
-from specdecpp.backends.native import NativeModel
+from specdecpp.backends.engines import BACKENDS
 from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
-from specdecpp.loading.checks import Backends
+from specdecpp.loading.checks import Loadable
 from specdecpp.loading.gguf import GGUF, is_gguf
-from specdecpp.loading.tokenizers import check_path, files_of, hint, load_tokenizer, reason_of
+from specdecpp.loading.tokenizers import files_of, load_tokenizer, loaded
 from specdecpp.sampling import Sampling
 
-Kind = Literal["graphs", "native", "native-int8", "llama.cpp", "lean", "eager"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-BY_NAME = ("native-int8",)
-"""Kinds that are never chosen automatically: they change the model that is decoded (`NativeModel`, activations)."""
+_FOR_FILES = {
+    "native-int8": "its weights are not quantised (name a GGUF file)",
+    "llama.cpp": "it runs GGUF files, and this is a checkpoint (name a file)",
+}
 log = logging.getLogger("specdecpp.loading")
 
-_SIZES = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
-_LARGEST = 2**20
-"""The largest of `_SIZES`, fields of a config, that is believed."""
 
-
-class Checkpoint:
+class Checkpoint(Loadable):
     """A causal LM of transformers by local path or hub name. What is asked of it raises `PairError` if it cannot be loaded."""
 
     def __init__(self, name: str | Path, *, dtype: Any, device: Any, device_map: Any):
-        self.name = str(name)
+        super().__init__(name)
         self._where = {"dtype": dtype, "device": device, "device_map": device_map}
-        self._backends = Backends(self)
 
     @cached_property
     def model(self) -> Any:
@@ -94,21 +88,13 @@ class Checkpoint:
         asked = config.to_diff_dict() if config is not None else {}
         return {name: asked[name] for name in Sampling.__dataclass_fields__ if asked.get(name) is not None}
 
-    @cached_property
-    def refusals(self) -> dict[str, str | None]:
-        """The reason against each kind of backend; None where there is none."""
-        return {
-            "graphs": GraphModel.refusal(self.model) if self.model.device.type == "cuda" else "its weights are not on a GPU",
-            "native": NativeModel.refusal(self.model),
-            "native-int8": "its weights are not quantised (name a GGUF file)",
-            "llama.cpp": "it runs GGUF files, and this is a checkpoint (name a file)",
-            "lean": LeanModel.refusal(self.model),
-            "eager": None,
-        }
-
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int) -> Model:
-        """An empty backend. `num_threads` is for native; the others have what torch has. Raises `BackendError`."""
-        return self._backends.get(kind, vocab_size=vocab_size, num_threads=num_threads)
+    def refusal(self, kind: str) -> str | None:
+        """The reason against a kind of backend; None where there is none."""
+        if kind in _FOR_FILES:
+            return _FOR_FILES[kind]
+        if kind == "graphs" and self.model.device.type != "cuda":
+            return "its weights are not on a GPU"
+        return BACKENDS[kind].model.refusal(self.model)
 
 
 ModelSource = Checkpoint | GGUF
@@ -123,46 +109,19 @@ def model_of(name: str | Path, *, dtype: Any, device: Any, device_map: Any = Non
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end a text: the model's generation config names them, else the tokenizer."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if named is None:
-        named = tokenizer.eos_token_id
+    named = tokenizer.eos_token_id if named is None else named
     return () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
 
 
 def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) -> Any:
     """A causal LM by local path or hub name, on its device. Raises `PairError`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    check_path(name)
-    try:
-        config = AutoConfig.from_pretrained(str(name))
-    except Exception:  # the model's own loading says what is wrong, or knows more
-        config = None
-    check_config(config, name)
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(name), dtype=dtype, device_map=device_map, output_loading_info=True
-        )
-        model, found = loaded
-    except Exception as error:  # transformers lets through whatever a damaged file or an unknown dtype raises
-        raise PairError(f"no causal language model could be loaded from {name} ({reason_of(error)}).{hint(name)}") from error
+    options = {"dtype": dtype, "device_map": device_map, "output_loading_info": True}
+    model, found = loaded("causal language model", name, lambda: AutoModelForCausalLM.from_pretrained(str(name), **options))
     if missing := sorted(found["missing_keys"]):
         raise PairError(
             f"the weights in {name} are incomplete: {len(missing)} are missing, first {', '.join(missing[:3])}. They "
             "would be random. Load a complete checkpoint of a causal language model."
         )
     return model if device is None else model.to(device)
-
-
-def check_config(config: Any, name: str | Path) -> None:
-    """Raise `PairError` for sizes that no model has: transformers builds a model without layers, which decodes, and begins to
-    build one with a billion."""
-    fields = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for field in _SIZES:
-        value = getattr(fields, field, 1)
-        if isinstance(value, list | dict) or value is None:
-            continue  # of a model that has one for each layer
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
-            raise PairError(
-                f"{name} says {field} = {value!r} in its config.json, and a model has a whole number from 1 to {_LARGEST:,} "
-                "there. The file is damaged, or of another kind of model."
-            )

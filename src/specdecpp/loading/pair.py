@@ -5,7 +5,6 @@ With no names, `load_pair()` gives the small reference pair that ships with the 
 """
 
 import logging
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +14,11 @@ import torch
 
 from specdecpp.backends import Model
 from specdecpp.backends.kept import Kept
-from specdecpp.errors import PairError, PairWarning
+from specdecpp.errors import PairError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import PAIRS, shipped
 from specdecpp.loading.choice import choose
-from specdecpp.loading.models import Kind, ModelSource, model_of
+from specdecpp.loading.models import ModelSource, model_of
 from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells
 
 log = logging.getLogger("specdecpp.loading")
@@ -97,7 +96,7 @@ def load_pair(
     device: torch.device | str | None = None,
     device_map: Any = None,
     tokenizer: Any = None,
-    backend: Kind | Collection[Kind] | None = None,
+    backend: str | Collection[str] | None = None,
 ) -> Pair:
     """Load two causal LMs by local path, hub name or GGUF file, check that they fit, and wrap them in backends.
 
@@ -125,11 +124,12 @@ def load_pair(
     if draft is None and (parts := shipped.names("reference" if target is None else str(target))):
         target, draft, head = parts.target, parts.draft, head or parts.head
         dtype = torch.float32 if dtype == "auto" else dtype
-    if whole := [name for name in (target, draft) if draft and str(name) in PAIRS and not Path(str(name)).exists()]:
-        raise PairError(
-            f"{whole[0]} is the name of a whole pair, which has a draft of its own. Leave the draft out, or give the folder, "
-            "file or hub name of each model."
-        )
+    for name in (target, draft):
+        if draft and str(name) in PAIRS and not Path(str(name)).exists():
+            raise PairError(
+                f"{name} is the name of a whole pair, which has a draft of its own. Leave the draft out, or give the folder, "
+                "file or hub name of each model."
+            )
     if target is None:
         raise PairError("only the draft was named. Name the target too, or neither for the reference pair.")
     if draft is None and head is not None:
@@ -143,13 +143,18 @@ def load_pair(
     p = model_of(target, **where)
     q = p if draft is None or str(draft) == str(target) else model_of(draft, **where)
     if tokenizer is None:
-        tokenizer = _common_tokenizer(p, q)
+        log.info("reading the tokenizer of %s", p.name)
+        tokenizer = p.tokenizer()
+        check_spells(tokenizer, p.name)
+        if q is not p and (not p.words or p.words != q.words):  # those of the same files are one
+            other = q.tokenizer()
+            check_spells(other, q.name)
+            check_same_tokenizer(tokenizer, other)
     else:
         check_spells(tokenizer, "tokenizer=")
     vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizer.get_vocab().values()) + 1)
-    chosen = choose(
-        p, None if draft is None else q, vocab_size=vocab_size, kinds=[backend] if isinstance(backend, str) else backend
-    )
+    kinds = [backend] if isinstance(backend, str) else backend
+    chosen = choose(p, None if draft is None else q, vocab_size=vocab_size, kinds=kinds)
     return Pair(
         target=chosen.target,
         draft=chosen.draft,
@@ -166,30 +171,11 @@ def load_pair(
     )
 
 
-def _common_tokenizer(target: ModelSource, draft: ModelSource) -> Any:
-    """The target's, loaded once where both are made of the same. Raises `PairError` unless it is the draft's too."""
-    log.info("reading the tokenizer of %s", target.name)
-    tokenizer = target.tokenizer()
-    check_spells(tokenizer, target.name)
-    if draft is not target and not target.words == draft.words != {}:
-        other = draft.tokenizer()
-        check_spells(other, draft.name)
-        check_same_tokenizer(tokenizer, other)
-    return tokenizer
-
-
 def known_ends(ends: tuple[int, ...], *, vocab_size: int, name: str) -> tuple[int, ...]:
-    """Those ids of a text's end that the models have. A `PairWarning` names the others: an id too many does no harm, but where
-    none is left an answer ends at its limit only."""
+    """Those ids of a text's end that the models have: where none is left, answers go on to max_tokens."""
     known = tuple(i for i in ends if isinstance(i, int) and 0 <= i < vocab_size)
     if unknown := [i for i in ends if i not in known]:
-        left = "no other ends a text, so that answers go on to max_tokens" if not known else f"{[*known]} are left"
-        warnings.warn(
-            f"{name} says that the ids {unknown} end a text, and the models have ids up to {vocab_size - 1}: {left}. Correct "
-            "eos_token_id in its generation_config.json.",
-            PairWarning,
-            stacklevel=3,
-        )
+        log.warning("%s: the ids %s end a text, and the models have ids up to %d", name, unknown, vocab_size - 1)
     return known
 
 
@@ -198,14 +184,13 @@ def common_vocabulary(target: ModelSource, draft: ModelSource, *, num_tokens: in
 
     Raises `PairError` when a model has fewer rows than the tokenizer has ids.
     """
-    rows = {"target": target.num_rows, "draft": draft.num_rows}
-    for role, n in rows.items():
-        if n < num_tokens:
+    for role, model in (("target", target), ("draft", draft)):
+        if model.num_rows < num_tokens:
             raise PairError(
-                f"the {role} scores {n} ids, but the tokenizer has ids up to {num_tokens - 1}. The {role} and the tokenizer "
-                "do not belong together; load the tokenizer the model was trained with."
+                f"the {role} scores {model.num_rows} ids, but the tokenizer has ids up to {num_tokens - 1}. The {role} and the "
+                "tokenizer do not belong together; load the tokenizer the model was trained with."
             )
-    return min(rows.values())
+    return min(target.num_rows, draft.num_rows)
 
 
 def short_name(name: str) -> str:

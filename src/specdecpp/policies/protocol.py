@@ -10,7 +10,7 @@ then an *adapted* stopping of the draft's own process, for which token and block
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import lru_cache
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 class DraftSoFar(Protocol):
     """A step as a policy sees it: `step.Draft` while decoding, `replay.replay` in a recording.
 
-    Draft tokens are counted from 0, -1 is the last; q is what the draft believed (see `confidence`).
+    Draft token i is counted from 0, -1 is the last. `judged` are estimates of P(accepted), of the draft tokens that the draft
+    has read or, where the policy looks ahead, of all; `survival` is their product. `confidence` is q of a draft token,
+    `cumulative_confidence` the product over all, `entropy` that of its distribution in nats, `gap` the difference of its two
+    largest probabilities. `is_greedy`: draft tokens are the draft's argmax rather than draws.
     """
 
     @property
@@ -37,49 +40,28 @@ class DraftSoFar(Protocol):
     @property
     def tokens(self) -> Sequence[int]: ...
     @property
-    def judged(self) -> Sequence[float]:
-        """Estimates of P(accepted), in order: by a head of those that were read, or of all where the policy looks ahead."""
-        ...
-
+    def judged(self) -> Sequence[float]: ...
     @property
-    def survival(self) -> float:
-        """The product of `judged`."""
-        ...
-
+    def survival(self) -> float: ...
     @property
-    def cumulative_confidence(self) -> float:
-        """The product of q over all draft tokens."""
-        ...
-
+    def cumulative_confidence(self) -> float: ...
     @property
-    def is_greedy(self) -> bool:
-        """Tell whether draft tokens are the draft's argmax rather than draws."""
-        ...
-
+    def is_greedy(self) -> bool: ...
     @property
-    def costs(self) -> "Costs | None":
-        """Costs of a step; None where no policy needs to know."""
-        ...
-
-    def confidence(self, i: int) -> float:
-        """q of draft token i."""
-        ...
-
-    def entropy(self, i: int) -> float:
-        """Entropy of q at draft token i, nats."""
-        ...
-
-    def gap(self, i: int) -> float:
-        """How far the two largest probabilities of q lie apart at draft token i."""
-        ...
+    def costs(self) -> "Costs | None": ...
+    def confidence(self, i: int) -> float: ...
+    def entropy(self, i: int) -> float: ...
+    def gap(self, i: int) -> float: ...
 
 
 @runtime_checkable
 class Outcome(Timed, Protocol):
     """A finished step as a policy sees it: `session.Step` while decoding.
 
-    `expected_s` is what the cost model, `costs` as they were then, has such a step take, the others are seconds by the clock.
-    A rule that is to give the same stops for the same seed learns from these two only.
+    `judged` are the estimates of the first draft tokens, before any score; `overlaps` the chances that a draw from q passes in
+    the place of each tested one, sum min(p, q), empty where they are not known. `expected_s` is the time of such a step by the
+    cost model, `costs` as they were then; the other seconds are the clock's. A rule whose stops follow from the seed learns
+    from the model's time only.
     """
 
     @property
@@ -87,16 +69,9 @@ class Outcome(Timed, Protocol):
     @property
     def num_accepted(self) -> int: ...
     @property
-    def judged(self) -> Sequence[float]:
-        """Estimates of the first draft tokens, in order, before any score: what `Draft tokens.judged` was in the end."""
-        ...
-
+    def judged(self) -> Sequence[float]: ...
     @property
-    def overlaps(self) -> Sequence[float]:
-        """Chances of each draft token that was tested: how likely a draw from q in its place is accepted, sum min(p, q). Empty
-        where that is not known."""
-        ...
-
+    def overlaps(self) -> Sequence[float]: ...
     @property
     def expected_s(self) -> float: ...
     @property
@@ -116,21 +91,17 @@ class Evidence(Enum):
     """The product of the estimates of what was judged, each as the rule's score reads it."""
 
     def of(self, draft: DraftSoFar) -> float:
-        """The number now."""
-        if not draft.num_tokens:
-            return 1.0
-        match self:
-            case Evidence.LAST_Q:
-                return draft.confidence(-1)
-            case Evidence.PRODUCT_OF_Q:
-                return draft.cumulative_confidence
-            case Evidence.NEGATIVE_ENTROPY:
-                return -draft.entropy(-1)
-            case Evidence.SURVIVAL:
-                return draft.survival
-        return 1.0
+        """The value after the draft tokens so far."""
+        return _READ[self](draft) if draft.num_tokens else 1.0
 
 
+_READ: dict[Evidence, Callable[[DraftSoFar], float]] = {
+    Evidence.NOTHING: lambda draft: 1.0,
+    Evidence.LAST_Q: lambda draft: draft.confidence(-1),
+    Evidence.PRODUCT_OF_Q: lambda draft: draft.cumulative_confidence,
+    Evidence.NEGATIVE_ENTROPY: lambda draft: -draft.entropy(-1),
+    Evidence.SURVIVAL: lambda draft: draft.survival,
+}
 _WORDS = {
     Evidence.LAST_Q: "q",
     Evidence.PRODUCT_OF_Q: "product of q",

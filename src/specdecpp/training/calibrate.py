@@ -21,13 +21,11 @@ from specdecpp.training.evaluate import Figures, figures, log_probabilities
 from specdecpp.training.labels import Record
 from specdecpp.training.live import Heard, listen
 from specdecpp.training.measures import Points, auroc, brier, ece, kl
-from specdecpp.training.scores import Judged, Source, head_logits
+from specdecpp.training.scores import Judged, head_logits
 from specdecpp.training.steps import Steps, steps
 
 __all__ = ["auroc", "brier", "calibrate_head", "calibrate_live", "calibrated", "ece", "kl"]
 
-IN_USE: tuple[Source, ...] = ("leaf", "rounds", "mixed")
-"""What a lagged head is calibrated on: its own evidence in use, where the labels have it."""
 STAGES = ("raw", "debiased", "calibrated")
 GREEDY = "calibration_greedy"
 """The card's note of the figures at temperature 0."""
@@ -75,7 +73,7 @@ def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> Acceptanc
     judged: list[Judged] = []
     played: list[Steps | None] = []
     for record in records:
-        judged.append(head_logits(head, record, sources=IN_USE))
+        judged.append(head_logits(head, record))
         played.append(None if record.branches is None else steps(record))
     if not judged:
         raise DataError("there are no records to calibrate on. Name a split that the labels have.")

@@ -13,11 +13,13 @@ Paths are relative to the recipe. A key nobody knows, a value of the wrong type 
 their names before anything is loaded.
 """
 
-import types
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from specdecpp.errors import DataError
 from specdecpp.sampling import Sampling
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Feature = Literal["mixed", "leaf"]
 DTypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
-_NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,91 +132,55 @@ class Recipe:
         >>> Recipe.read("recipes/qwen3.yaml").collect.max_tokens        # doctest: +SKIP
         """
         path = Path(path)
-        content = {key: value for key, value in _yaml(path).items() if key != "name"}
+        content = {key: value for key, value in _yaml(path).items() if value is not None}
         plans = content.pop("train", None) or {}
         try:
-            recipe = build(cls, content, where="")
+            recipe = build(cls, content)
             recipe = replace(recipe, train=_head_plans(plans), name=path.name)
             return _placed(recipe, path.resolve().parent)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
 
 
-def build(kind: type[T], values: Any, *, where: str) -> T:
-    """A dataclass from a mapping, its values checked against the types of its fields. `where` is the key of the mapping."""
-    if not isinstance(values, dict):
-        raise DataError(f"{where or 'the recipe'} must be a mapping of keys to values, got {values!r}.")
-    known = {f.name: f for f in fields(kind) if f.init}  # pyright: ignore[reportArgumentType]
-    for key in values:
-        if key not in known or (not where and key == "name"):
-            names = ", ".join(k for k in known if where or k != "name")
-            raise DataError(f"{_at(where, key)} is not a key. Keys {f'of {where}' if where else 'here'}: {names}.")
-    for name, f in known.items():
-        if f.default is MISSING and f.default_factory is MISSING and name not in values:
-            raise DataError(f"{_at(where, name)} is missing, and it has no default.")
-    hints = get_type_hints(kind)
-    given = {key: convert(value, hints[key], where=_at(where, key)) for key, value in values.items()}
-    try:
-        return kind(**given)
-    except DataError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{where}: {error}") from error
+def build(kind: type[T], values: Any, *, where: str = "") -> T:
+    """A dataclass from a mapping, its values checked against the types of its fields. `where` is the key of the mapping.
 
+    Raises `DataError` with the key of the first value that does not fit.
+    """
+    from pydantic import TypeAdapter, ValidationError
 
-def convert(value: Any, kind: Any, *, where: str) -> Any:
-    """A value of YAML as the type a field asks for. Raises `DataError`."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return _one_of(value, arguments, where=where)
-    if origin is Literal:
-        if value not in arguments:
-            raise DataError(f"{where} must be one of {', '.join(map(str, arguments))}, got {value!r}.")
-        return value
-    if origin is tuple and arguments[1:] == (...,):
-        if not isinstance(value, list):
-            raise DataError(f"{where} must be a list, got {value!r}.")
-        return tuple(convert(v, arguments[0], where=f"{where}[{i}]") for i, v in enumerate(value))
-    if is_dataclass(kind) and isinstance(kind, type):
-        return build(kind, {} if value is None else value, where=where)
-    if kind not in _NOUNS:
-        return value
-    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)  # PyYAML reads 1e-3 as text
-        except ValueError:
-            pass
-    elif kind is Path and isinstance(value, str):
-        return Path(value)
-    elif type(value) is kind:
-        return value
-    raise DataError(f"{where} must be {_NOUNS[kind]}, got {value!r}.")
-
-
-def _one_of(value: Any, kinds: tuple[Any, ...], *, where: str) -> Any:
-    """The first kind of a union that takes the value."""
-    if value is None and type(None) in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not type(None)]
-    for kind in others[:-1]:
-        try:
-            return convert(value, kind, where=where)
-        except DataError:
-            continue
-    return convert(value, others[-1], where=where)
-
-
-def _at(where: str, key: Any) -> str:
-    return f"{where}.{key}" if where else str(key)
+    kind.__pydantic_config__ = {"extra": "forbid", "strict": True}  # pyright: ignore[reportAttributeAccessIssue]
+    try:  # as JSON has them lists are tuples, and texts paths
+        return TypeAdapter(kind).validate_json(json.dumps(values, default=str))
+    except ValidationError as error:
+        first = min(error.errors(), key=lambda found: found["type"] != "unexpected_keyword_argument")
+    key = where
+    for part in (part for part in first["loc"] if not isinstance(part, str) or part.isidentifier()):
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
+    match first["type"]:
+        case "missing" | "missing_argument":
+            raise DataError(f"{key} is missing, and it has no default.")
+        case "unexpected_keyword_argument":
+            schema = TypeAdapter(kind).json_schema()
+            names = [name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())]
+            near = get_close_matches(str(first["loc"][-1]), names, n=1)
+            raise DataError(f"{key} is not a key{f'; is {near[0]} meant?' if near else '.'}")
+        case "value_error":
+            raise DataError(f"{key}: {first['ctx']['error']}")  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    raise DataError(f"{key or 'the recipe'}: {first['msg'].replace('Input', 'it')}, got {first['input']!r}.")
 
 
 def _yaml(path: Path) -> dict[str, Any]:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """PyYAML's own, which takes 1e-3 for text, with the numbers of YAML 1.2."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), [*"-+0123456789"])
     if not path.is_file():
         raise DataError(f"there is no recipe {path}. Give the path of a YAML file.")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):

@@ -1,13 +1,11 @@
 """Scores of a record: a head (logits), or the draft's own probabilities, which cost nothing.
 
-A score judges every token a step may meet: the drawn draft tokens (for figures per token), the answer's own tokens and the
-tokens of the discarded branches (for the steps of `steps`). A look-ahead head reads the clean prefix, so all of them are
-exact. A lagged head reads the state *at* the token, and for the drawn draft tokens there are three sources:
+A score judges every token that a step may meet: the drawn draft tokens (for figures per token), the answer's own tokens and
+the tokens of the discarded branches (for figures per step, `training.steps`). A look-ahead head reads the clean prefix, so all
+of them are exact. A lagged head reads the state *at* the token, and for the drawn draft tokens there are two sources:
 
     leaf      the draft token as a leaf on the clean prefix: what the head meets in use, exactly
     mixed     the draft token in the paper's mixed text, where its prefix is mostly drawn tokens too
-    steps    no drawn draft tokens: the answer's token with weight b_i and label 1, the rejected one with the rest and label 0,
-              which is how a draft token on the clean prefix falls out; exact, with hard labels
 
 Shapes: N tokens of the answer, C draft tokens a position, K drafted, D hidden, T points.
 """
@@ -25,8 +23,8 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, features
 from specdecpp.training.labels import Record
 
-LENGTH = 10  # of the steps: the longest that the branches are recorded for
-Source = Literal["clean", "leaf", "mixed", "rounds", "live"]
+LENGTH = 10  # draft tokens of a step: branches are recorded up to this length
+Source = Literal["clean", "leaf", "mixed", "live"]
 """`live` is not of a record: see `training.live`."""
 
 
@@ -70,7 +68,7 @@ class Judged:
         return replace(self, answer=None, branch=None)
 
 
-def head_logits(head: AcceptanceHead, record: Record, *, sources: Sequence[Source] = ("leaf", "mixed", "rounds")) -> Judged:
+def head_logits(head: AcceptanceHead, record: Record, *, sources: Sequence[Source] = ("leaf", "mixed")) -> Judged:
     """Raw logits of a head. A lagged one takes the first of `sources` that the record has.
 
     Raises `DataError` when it has none of them.
@@ -78,7 +76,7 @@ def head_logits(head: AcceptanceHead, record: Record, *, sources: Sequence[Sourc
     source = _source(head, record, sources)
     answer, branch = None, None
     if record.branches is not None:
-        answer, branch = _round_logits(head, record, min(LENGTH, record.branches.token.shape[1]))
+        answer, branch = _step_logits(head, record, min(LENGTH, record.branches.token.shape[1]))
     return Judged(**_token_logits(head, record, source), source=source, answer=answer, branch=branch)
 
 
@@ -150,20 +148,18 @@ def branch_evidence(record: Record, *, is_ahead: bool) -> ScoreInputs:
 def _source(head: AcceptanceHead, record: Record, sources: Sequence[Source]) -> Source:
     if head.card.form == "look_ahead":
         return "clean"
-    has = {"leaf": record.leaf is not None, "mixed": record.mixed is not None, "rounds": record.branches is not None}
+    has = {"leaf": record.leaf is not None, "mixed": record.mixed is not None}
     for source in sources:
         if has.get(source):
             return source
     raise DataError(
         f"a lagged head reads the state at the draft token, and the labels of {record.source} have no such states: neither "
-        "leaf nor mixed among the features, and no branches. Add one of them to the recipe and run collect again."
+        "leaf nor mixed among the features. Add one of them to the recipe and run collect again."
     )
 
 
 def _token_logits(head: AcceptanceHead, record: Record, source: Source) -> dict[str, np.ndarray]:
     """score, label, weight and depth of the points per token."""
-    if source == "rounds":
-        return _outcome_logits(head, record)
     evidence = token_evidence(record, source)
     label, depth = record.accept, record.depth[:, None].expand_as(record.candidate)
     if source != "clean":
@@ -173,20 +169,7 @@ def _token_logits(head: AcceptanceHead, record: Record, source: Source) -> dict[
     return {"score": score, "label": _flat(label), "weight": np.ones_like(score), "depth": depth.reshape(-1).numpy()}
 
 
-def _outcome_logits(head: AcceptanceHead, record: Record) -> dict[str, np.ndarray]:
-    """The two outcomes of every position: the answer's token is the draft token, or another one is rejected."""
-    is_ahead = head.card.form == "look_ahead"
-    rejected = branch_evidence(record, is_ahead=is_ahead)[:, 0]
-    scores = [logits(head, e, record.depth) for e in (answer_evidence(record, is_ahead=is_ahead), rejected)]
-    odds = _flat(record.answer_odds)
-    assert record.branches is not None, "the source was chosen because the record has it"
-    weights = odds, (1 - odds) * (record.branches.length > 0).numpy()
-    labels = np.repeat([1.0, 0.0], len(odds))
-    depth = record.depth.repeat(2).numpy()
-    return {"score": np.concatenate(scores), "label": labels, "weight": np.concatenate(weights), "depth": depth}
-
-
-def _round_logits(head: AcceptanceHead, record: Record, length: int) -> tuple[np.ndarray, np.ndarray]:
+def _step_logits(head: AcceptanceHead, record: Record, length: int) -> tuple[np.ndarray, np.ndarray]:
     """(answer [N, K], branch [N, K, K]); one pass over the tokens does unless the head looks at the depth."""
     is_ahead = head.card.form == "look_ahead"
     answer = answer_evidence(record, is_ahead=is_ahead)

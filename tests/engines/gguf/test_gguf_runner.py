@@ -80,16 +80,6 @@ def test_rows_come_out_right_however_the_text_is_cut(steps: list[int], long: GGU
     assert logits.std() > 1, "the comparison is vacuous"
 
 
-def test_rows_are_the_callers_own(target: GGUFFile):
-    """Catches a view of llama.cpp's memory, which the next pass overwrites."""
-    backend = LlamaCppModel(target).new_cache()
-    logits, hidden = backend.extend([5, 6, 7], rows=2)
-    before = logits.clone(), hidden.clone()
-    backend.extend([8, 9, 10], rows=3)
-    assert torch.equal(logits, before[0])
-    assert torch.equal(hidden, before[1])
-
-
 def test_the_vocabulary_can_be_cut(target: GGUFFile):
     """Catches rows past the tokenizer's ids that a draft would be sampled from."""
     whole, cut = LlamaCppModel(target).new_cache(), LlamaCppModel(target, vocab_size=100).new_cache()
@@ -135,20 +125,6 @@ def test_after_a_rollback_the_bits_are_the_same(long: GGUFFile):
             again = backend.extend(ids[kept : kept + width], rows=width)
             assert torch.equal(once[0], again[0])
             assert torch.equal(once[1], again[1])
-
-
-def test_a_partial_rollback_keeps_the_rest(long: GGUFFile, tiny: Any):
-    """Catches a cut at the wrong position: what is decoded next must follow the kept tokens."""
-    backend, ids, other = LlamaCppModel(long).new_cache(), ids_of(10), ids_of(3, seed=2)
-    backend.extend(ids, rows=1)
-    backend.rollback(7)
-    assert backend.length == 7
-    ours = backend.extend(other, rows=3)[0]
-    torch.testing.assert_close(ours, by_transformers(tiny, ids[:7] + other)[0][-3:], atol=1e-3, rtol=0)
-    for length in (-1, 11):
-        with pytest.raises(ValueError, match=f"cannot roll back to {length} tokens: the cache holds 10"):
-            backend.rollback(length)
-    LlamaCppModel(long).new_cache().rollback(0)
 
 
 def test_a_pass_that_fails_leaves_the_cache_as_it_was(target: GGUFFile):
@@ -205,16 +181,6 @@ def test_no_more_contexts_are_kept_than_a_few(long: GGUFFile):
     backends.clear()
     gc.collect()
     assert len(long.idle) == len([context for context in contexts if context() is not None]) == 8
-
-
-def test_a_context_is_no_larger_than_the_model_can_use(long: GGUFFile, target: GGUFFile):
-    """Catches a cache for 4,096 positions of a model with 1,024, and doubling past the end."""
-    backend = LlamaCppModel(long).new_cache()
-    backend.extend(ids_of(long.max_length), rows=1)
-    assert backend._context.size == long.max_length == 4096
-    other = LlamaCppModel(target).new_cache()
-    other.extend(ids_of(1024), rows=1)
-    assert other._context.size == 1024
 
 
 def test_a_file_goes_with_its_last_runner(tiny_files: Path):

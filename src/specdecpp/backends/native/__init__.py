@@ -2,7 +2,6 @@
 and loading the code), `compilation`, and the code itself in `cpp/`."""
 
 from specdecpp.backends.native.compilation import compiler
-from specdecpp.backends.native.library import Drafting, Filters, Head, Verifying
 from specdecpp.backends.native.model import NativeCache, NativeModel
 
-__all__ = ["Drafting", "Filters", "Head", "NativeCache", "NativeModel", "Verifying", "compiler"]
+__all__ = ["NativeCache", "NativeModel", "compiler"]

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -30,14 +29,12 @@ LEVELS = {
 """Levels that a wheel has code for, the best first: their names for the compiler, the machine, and its flags in Linux."""
 MOST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 """Symbols that manylinux_2_28 promises, the oldest system that torch's own wheels run on."""
-OLDEST_GLIBC = (2, 17)
-_WANTED = re.compile(r"\((GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)\)")
 LONGEST_S = 600.0
 """How long a compiler may take; here it takes 5 to 10 s."""
 
 
 def compiler() -> tuple[str, ...] | None:
-    """The C++ compiler and its arguments: what CXX says, else the first of c++, g++ and clang++ that is there."""
+    """The C++ compiler and its arguments: that of CXX, else the first of c++, g++ and clang++ that is there."""
     try:
         given = shlex.split(os.environ.get("CXX", ""))
     except ValueError:  # a quote that does not end
@@ -48,25 +45,26 @@ def compiler() -> tuple[str, ...] | None:
     return None
 
 
+def absence() -> str:
+    """Why there is no compiler."""
+    given = os.environ.get("CXX")
+    return f"CXX={given} is no program here" if given else "there is no C++ compiler (set CXX, or install g++ or clang++)"
+
+
 def compiled(path: Path, *flags: str) -> str | None:
-    """Compile the library to `path` with more flags. What went wrong, in the compiler's words; None where nothing did."""
+    """Compile the library to `path` with more flags. The reason where that fails, in the compiler's words; else None."""
     if (own := compiler()) is None:
         return absence()
     command = [*own, *FLAGS, *flags, str(SOURCES / "native.cpp"), "-o", str(path)]
-    quiet = subprocess.DEVNULL
     try:
-        with subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, process_group=0) as process:
-            try:
-                told = process.communicate(timeout=LONGEST_S)[1].decode(errors="replace").strip()
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)  # the compiler proper is a child of what was called
-                raise
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST_S, check=False)
     except subprocess.TimeoutExpired:
         return f"{shlex.join(command)} took more than {LONGEST_S:.0f} s"
     except OSError as error:
         return f"{own[0]} cannot be run ({error.strerror})"
-    if process.returncode:
-        return f"{shlex.join(command)} fails: {told[:600] or f'exit status {process.returncode}'}"
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip()[:600]
+        return f"{shlex.join(command)} fails: {words or f'exit status {done.returncode}'}"
     return None if path.is_file() else f"{shlex.join(command)} made no file"
 
 
@@ -76,35 +74,18 @@ def flags_of(level: str) -> list[str]:
     return [f"-march={architecture}", *(f"-m{name}" for name in more)]
 
 
-def absence() -> str:
-    """Why there is no compiler."""
-    given = os.environ.get("CXX")
-    return f"CXX={given} is no program here" if given else "there is no C++ compiler (set CXX, or install g++ or clang++)"
-
-
-def answer(*question: str) -> str | None:
-    """Answer of the compiler to a question; None without one that answers."""
-    if (own := compiler()) is None:
-        return None
-    try:
-        return subprocess.run([*own, *question], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def needs(path: Path) -> tuple[int, ...]:
-    """The glibc that a library needs. Raises RuntimeError where it needs a newer C++ runtime than `MOST`."""
-    objdump = answer("-print-prog-name=objdump") or "objdump"
-    told = subprocess.run([objdump, "-T", str(path)], capture_output=True, text=True, check=True).stdout
-    wanted = {(name, tuple(map(int, number.split(".")))) for name, number in _WANTED.findall(told)}
+def glibc(path: Path) -> int:
+    """The minor version of the glibc 2 that a library needs. Raises RuntimeError where its C++ runtime is newer than `MOST`."""
+    found = re.findall(r"\b(GLIBC|GLIBCXX|CXXABI|GCC)_([0-9.]+)", path.read_bytes().decode("latin-1"))
+    wanted = {(name, tuple(map(int, number.split(".")))) for name, number in found}
     if newer := [pair for pair in wanted if pair[1] > MOST.get(pair[0], pair[1])]:
         raise RuntimeError(f"{path} needs {newer}, which systems of manylinux_2_28 do not have.")
-    return max((number[:2] for name, number in wanted if name == "GLIBC"), default=OLDEST_GLIBC)
+    return max((number[1] for name, number in wanted if name == "GLIBC"), default=17)
 
 
 def digest(*facts: str) -> str:
     """Digest of the sources, the flags and more, which stands in names."""
-    files = [str(at.relative_to(SOURCES)) + "\n" + at.read_text(encoding="utf-8") for at in sorted(SOURCES.rglob("*.*"))]
+    files = [f"{at.name}\n{at.read_text(encoding='utf-8')}" for at in sorted(SOURCES.iterdir())]
     return hashlib.sha256("\0".join([*files, *FLAGS, *facts]).encode()).hexdigest()[:16]
 
 
@@ -114,5 +95,5 @@ def named(kind: str, of: str, content: bytes) -> str:
 
 
 def is_whole(path: Path) -> bool:
-    """True where a library is what its name says to the last byte: one cut short would kill the process that loads it."""
+    """True where a library has the bytes that its name states: one cut short would kill the process that loads it."""
     return path.stem.rpartition("-")[2] == hashlib.sha256(path.read_bytes()).hexdigest()

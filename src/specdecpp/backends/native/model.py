@@ -247,13 +247,11 @@ class NativeModel:
                 self.weights.lib.native_extend_both(*given, (ctypes.c_int64 * num)(*piece), num, start, common)
             cache.held = draft.held = end
 
-    def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> list[int]:
-        """Draw draft tokens of several requests; how many each has. A cache then holds all but the last of its own."""
-        nums = (ctypes.c_int32 * len(tasks))()
-        self._run("native_propose", caches, tasks, [task.num_unread + task.limit for task in tasks], nums)
-        for cache, task, num in zip(caches, tasks, nums, strict=True):
-            cache.held = task.start + task.num_unread + max(0, num - 1)
-        return list(nums)
+    def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> None:
+        """Draw draft tokens of several requests. A cache then holds all but the last of its own."""
+        self._run("native_propose", caches, tasks, [task.num_unread + task.limit for task in tasks])
+        for cache, task in zip(caches, tasks, strict=True):
+            cache.held = task.start + task.num_unread + max(0, task.num - 1)
 
     def verify(self, caches: Sequence[NativeCache], tasks: Sequence[Verifying]) -> None:
         """Read tokens and draft tokens of several requests in one pass, and test them. A cache then holds all of its own."""
@@ -261,7 +259,7 @@ class NativeModel:
         for cache, task in zip(caches, tasks, strict=True):
             cache.held = task.start + task.num_tokens
 
-    def _run(self, name: str, caches: Sequence[NativeCache], tasks: Sequence[Any], nums: Sequence[int], *more: Any) -> None:
+    def _run(self, name: str, caches: Sequence[NativeCache], tasks: Sequence[Any], nums: Sequence[int]) -> None:
         weights, num = self.weights, len(tasks)
         for cache, task in zip(caches, tasks, strict=True):
             task.start = cache.held
@@ -270,7 +268,7 @@ class NativeModel:
             weights.see_to(max(ends))
             memories = [cache.room_for(end) for cache, end in zip(caches, ends, strict=True)]
             given = (ctypes.c_void_p * num)(*memories), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
-            getattr(weights.lib, name)(weights.handle, self.num_threads, *given, num, *more)
+            getattr(weights.lib, name)(weights.handle, self.num_threads, *given, num)
 
     def check_ids(self, tokens: list[int]) -> None:
         """Raise ValueError for ids that the embedding does not have."""

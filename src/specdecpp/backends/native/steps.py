@@ -32,7 +32,7 @@ from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerif
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
 _OF_Q = Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.NEGATIVE_ENTROPY
-_STOPPED, _ENDED = 1, 2
+_ON, _STOPPED, _ENDED = 0, 1, 2
 _COMPARE = 2
 _SAMPLED = {TokenVerification: 0, BlockVerification: 1, CompareVerification: _COMPARE}
 _GREEDY = {GreedyVerification: 0, CompareVerification: _COMPARE}
@@ -48,8 +48,6 @@ class Native:
 
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, _Steps] = WeakKeyDictionary()
-        self._heads: WeakKeyDictionary[RowEstimator, _CompiledHead] = WeakKeyDictionary()
-        self._host, self._copying = Host(), Copying()
 
     def refusal(self, request: Request) -> str | None:
         """Why a request cannot be run here; None where it can."""
@@ -67,38 +65,25 @@ class Native:
         return None
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
-        results: dict[int, Result] = {}
-        batches: dict[Any, list[tuple[_Half, Any]]] = defaultdict(list)
-        for i, plan in enumerate(plans):
+        results: dict[int, Any] = {}
+        batches: dict[Any, list[tuple[Any, Any]]] = defaultdict(list)  # requests over the same weights
+        for plan in plans:
+            request = plan.request
             if plan.decision.rule is None:
-                aside = self._copying if isinstance(plan.request.draft, SuffixDrafter) else self._host
-                (results[i],) = aside.run([plan])
-            else:
-                batches[_weights(plan.request)].append((self._steps(plan.request), plan))
+                aside = Copying() if isinstance(request.draft, SuffixDrafter) else Host()
+                (results[id(plan)],) = aside.run([plan])
+                continue
+            if request not in self._requests:
+                self._requests[request] = (_CopiedSteps if isinstance(request.draft, SuffixDrafter) else _DraftedSteps)(request)
+            batches[request.target.model, _draft_model(request)].append((self._requests[request], plan))
         least = _LONG if len(plans) + len(readings) > 1 else 1
         for reading in readings:
             if not reading.by_both(least):
-                batches[_weights(reading.request)].append((_Prompt(reading), reading))
-        made = {id(what): result for batch in batches.values() for what, result in _together(batch)}
-        return [results[i] if i in results else made[id(plan)] for i, plan in enumerate(plans)]
-
-    def _steps(self, request: Request) -> "_Steps":
-        steps = self._requests.get(request)
-        if steps is None:
-            copies = isinstance(request.draft, SuffixDrafter)
-            steps = self._requests[request] = (
-                _CopiedSteps(request) if copies else _DraftedSteps(request, self._head_of(request))
-            )
-        return steps
-
-    def _head_of(self, request: Request) -> "_CompiledHead | None":
-        judge: Any = judge_of(request.policy)
-        if judge is None or judges_by_q(judge):
-            return None
-        estimator = judge.estimator(is_greedy=request.sampling.is_greedy)
-        if estimator not in self._heads:
-            self._heads[estimator] = _CompiledHead(estimator)
-        return self._heads[estimator]
+                request = reading.request
+                batches[request.target.model, _draft_model(request)].append((_Prompt(request), reading))
+        for batch in batches.values():
+            results |= _together(batch)
+        return [results[id(plan)] for plan in plans]
 
 
 def _code(request: Request) -> int | None:
@@ -107,128 +92,86 @@ def _code(request: Request) -> int | None:
     return known.get(type(request.verification))
 
 
-def _weights(request: Request) -> tuple[Any, Any]:
-    """Equal for requests that share passes."""
-    draft = request.draft
-    return request.target.model, None if isinstance(draft, SuffixDrafter) else draft.model
+def _draft_model(request: Request) -> Any:
+    return None if isinstance(request.draft, SuffixDrafter) else request.draft.model
 
 
-def _together(batch: "list[tuple[_Half, Any]]") -> list[tuple[Any, Any]]:
-    """(what was asked, its result) of steps and pieces of prompts over the same weights: one pass of the draft a draft token,
-    and one of the target. Seconds are shared by the rows that were read."""
+def _together(batch: list[tuple[Any, Any]]) -> dict[int, Any]:
+    """Results of steps and pieces of prompts over the same weights, by the `id` of the plan or reading: one pass of the draft a
+    draft token, and one of the target. Seconds are shared by the rows that were read."""
     started = _now()
     drafting = [(half, task) for half, what in batch if (task := half.drafts(what)) is not None]
-    draft_rows: dict[_Half, int] = {}
     if drafting:
-        nums = drafting[0][0].draft.model.propose([half.draft for half, _ in drafting], [task for _, task in drafting])
-        for (half, task), num in zip(drafting, nums, strict=True):
-            half.drafted(num)
-            draft_rows[half] = task.num_unread + max(0, num - 1)
+        drafting[0][0].draft.model.propose([half.draft for half, _ in drafting], [task for _, task in drafting])
     drafted = _now()
     verifying = [(half, task) for half, what in batch if (task := half.verifies(what)) is not None]
     if verifying:
         verifying[0][0].target.model.verify([half.target for half, _ in verifying], [task for _, task in verifying])
-    draft_s = _shared(drafted - started, draft_rows)
+    draft_s = _shared(drafted - started, {half: task.num_unread + max(0, task.num - 1) for half, task in drafting})
     verify_s = _shared(_now() - drafted, {half: task.num_tokens for half, task in verifying})
-    return [(what, half.result(what, draft_s.get(half, 0.0), verify_s.get(half, 0.0))) for half, what in batch]
+    return {id(what): half.result(what, draft_s.get(half, 0.0), verify_s.get(half, 0.0)) for half, what in batch}
 
 
 def _shared(seconds: float, rows: dict[Any, int]) -> dict[Any, float]:
     return {one: seconds * num / sum(rows.values()) for one, num in rows.items()}
 
 
-class _Half:
-    """The part of one request in the two calls. It does not hold the request, whose end frees it."""
+class _Prompt:
+    """A piece of a prompt: what either model reads in its call."""
 
     def __init__(self, request: Request):
         self.target: Any = request.target
         self.draft: Any = request.draft
 
-    def drafts(self, what: Any) -> Drafting | None:
-        """Arguments of the draft's call; None where it has nothing to read."""
-        raise NotImplementedError
-
-    def drafted(self, num: int) -> None:
-        """Note that `num` draft tokens have been drawn."""
-
-    def verifies(self, what: Any) -> Verifying | None:
-        """Arguments of the target's call; None where it has nothing to read."""
-        raise NotImplementedError
-
-    def result(self, what: Any, draft_s: float, verify_s: float) -> Any:
-        """The result; the seconds are this request's share of what its batch took."""
-        raise NotImplementedError
-
-
-class _Prompt(_Half):
-    """A piece of a prompt."""
-
-    def __init__(self, reading: Reading):
-        super().__init__(reading.request)
-
-    def drafts(self, what: Reading) -> Drafting | None:
+    def drafts(self, reading: Reading) -> Drafting | None:
         if isinstance(self.draft, SuffixDrafter):
-            self.draft.extend(what.draft, rows=1)
+            self.draft.read(reading.draft)
             return None
-        self.draft.model.check_ids(what.draft)
-        self._unread = (ctypes.c_int64 * len(what.draft))(*what.draft)
-        return Drafting(unread=ctypes.addressof(self._unread), num_unread=len(what.draft)) if what.draft else None
+        self.draft.model.check_ids(reading.draft)
+        self._unread = (ctypes.c_int64 * len(reading.draft))(*reading.draft)
+        return Drafting(unread=ctypes.addressof(self._unread), num_unread=len(reading.draft)) if reading.draft else None
 
-    def verifies(self, what: Reading) -> Verifying | None:
-        self.target.model.check_ids(what.target)
-        self._tokens = (ctypes.c_int64 * len(what.target))(*what.target)
-        task = Verifying(tokens=ctypes.addressof(self._tokens), num_tokens=len(what.target), num=-1)
-        return task if what.target else None
+    def verifies(self, reading: Reading) -> Verifying | None:
+        self.target.model.check_ids(reading.target)
+        self._tokens = (ctypes.c_int64 * len(reading.target))(*reading.target)
+        task = Verifying(tokens=ctypes.addressof(self._tokens), num_tokens=len(reading.target), num=-1)
+        return task if reading.target else None
 
-    def result(self, what: Reading, draft_s: float, verify_s: float) -> None:
-        what.took_s = draft_s + verify_s
-
-
-class _CompiledHead:
-    """A head as the compiled code reads it, and the arrays that its addresses are of."""
-
-    def __init__(self, estimator: RowEstimator):
-        card, self._arrays, calibration = estimator.card, estimator.arrays, estimator.calibration
-        weight, table, block, block_bias, output, output_bias = self._arrays
-        self.lags = card.form == "lagged"
-        self.struct = Head(
-            input=card.hidden_size,
-            scalars=len(card.scalars),
-            width=len(output),
-            blocks=len(block),
-            lags=self.lags,
-            kinds=(ctypes.c_int32 * 4)(*(_SCALARS[name] for name in card.scalars)),
-            weight=None if weight is None else weight.ctypes.data,
-            table=table.ctypes.data,
-            block=block.ctypes.data,
-            block_bias=block_bias.ctypes.data,
-            output=output.ctypes.data,
-            shift=output_bias + math.log(calibration.rejection_weight),
-            slope=1 / calibration.temperature,
-            bias=calibration.bias,
-        )
+    def result(self, reading: Reading, draft_s: float, verify_s: float) -> None:
+        reading.took_s = draft_s + verify_s
 
 
-class _Steps(_Half):
-    """The target's half of the steps of one request, and the memory that its call writes to."""
+def compiled_head(estimator: RowEstimator) -> Head:
+    """A head as the compiled code reads it; the estimator must live as long as this is used."""
+    card, calibration = estimator.card, estimator.calibration
+    weight, table, block, block_bias, output, output_bias = estimator.arrays
+    return Head(
+        input=card.hidden_size,
+        scalars=len(card.scalars),
+        width=len(output),
+        blocks=len(block),
+        lags=card.form == "lagged",
+        kinds=(ctypes.c_int32 * 4)(*(_SCALARS[name] for name in card.scalars)),
+        weight=None if weight is None else weight.ctypes.data,
+        table=table.ctypes.data,
+        block=block.ctypes.data,
+        block_bias=block_bias.ctypes.data,
+        output=output.ctypes.data,
+        shift=output_bias + math.log(calibration.rejection_weight),
+        slope=1 / calibration.temperature,
+        bias=calibration.bias,
+    )
+
+
+class _Steps:
+    """The target's half of the steps of one request. It does not hold the request, whose end frees it."""
 
     def __init__(self, request: Request, code: int | None):
-        super().__init__(request)
-        assert code is not None, "others are refused"
+        self.target: Any = request.target
+        self.draft: Any = request.draft
         self._sampling, self._seen = request.sampling, request.seen
         self._tests: Any = request.randomness[1]
         self._verifying = Verifying(sampling=Filters.of(request.sampling, request.seen), verification=code)
-        self._compares, self._most = code == _COMPARE, -1
-
-    def _make_room(self, limit: int) -> bool:
-        """Have memory for a step of so many draft tokens; what an earlier step wrote there is over. Tell whether it is new."""
-        if limit <= self._most:
-            return False
-        self._most = limit
-        self._logits = torch.empty(limit + 1, self.target.vocab_size)
-        self._states = torch.empty(limit + 1, self.target.hidden_size)
-        self._verifying.logits, self._verifying.states = self._logits.data_ptr(), self._states.data_ptr()
-        return True
 
     def _asked(self, plan: Plan, tokens: list[int]) -> Verifying:
         """Arguments of the target's call for these draft tokens."""
@@ -239,57 +182,61 @@ class _Steps(_Half):
         self._given = (ctypes.c_int64 * (num + 1))(unread[-1], *tokens), (ctypes.c_double * (num + 1))(*uniforms)
         task.tokens, task.uniforms = map(ctypes.addressof, self._given)
         task.num_tokens, task.num = num + 1, num
-        self._raw = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
-        task.raw = None if self._raw is None else self._raw.data_ptr()
+        self._logits = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
+        task.logits = None if self._logits is None else self._logits.data_ptr()
         return task
 
     def _result(self, tokens: list[int], *, q_rows: Any, **more: Any) -> Result:
         """The result of a verdict, whose uniforms are used up; `q_rows` gives q of the draft tokens, asked for by watchers."""
         task = self._verifying
         if not self._sampling.is_greedy:
-            self._tests.take(task.num_accepted + 1 if self._compares else task.num_tokens)
+            self._tests.take(task.num_accepted + 1 if task.verification == _COMPARE else task.num_tokens)
         rows = None
-        if self._raw is not None:
+        if self._logits is not None:
             seen = None if self._seen is None else seen_rows(self._seen, torch.tensor(tokens, dtype=torch.long))
-            rows = Rows(q=q_rows(), logits=self._raw, sampling=self._sampling, seen=seen)
+            rows = Rows(q=q_rows(), logits=self._logits, sampling=self._sampling, seen=seen)
         return Result(tokens=tokens, num_accepted=task.num_accepted, next_token=task.next, rows=rows, **more)
 
 
 class _DraftedSteps(_Steps):
     """The steps of one request whose draft is a model: the draft's half beside the target's."""
 
-    def __init__(self, request: Request, head: _CompiledHead | None):
+    def __init__(self, request: Request):
         super().__init__(request, _code(request))
+        self._drafting = Drafting()
         self._drops = request.policy.drops_last
         self._draws: Any = request.randomness[0]
-        self._head, ends = head, tuple(request.ends)
         self._rule: Any = None
+        self._make_room(0)
+        ends = tuple(request.ends)
         self._ends = (ctypes.c_int64 * len(ends))(*ends)
-        sampling = Filters.of(request.sampling, request.seen)
-        self._drafting = Drafting(ends=ctypes.addressof(self._ends), num_ends=len(ends), sampling=sampling)
+        task = self._drafting
+        task.ends, task.num_ends, task.sampling = ctypes.addressof(self._ends), len(ends), self._verifying.sampling
         self._has_overlaps = type(request.verification) is TokenVerification and not request.sampling.is_greedy
-        self._judges = head is not None or judges_by_q(judge_of(request.policy))
-        if head is not None:
-            self._drafting.head = ctypes.addressof(head.struct)
-        else:
-            self._drafting.judges_by_q = self._judges
+        judge: Any = judge_of(request.policy)
+        self._head, self._judges = None, judge is not None
+        if self._judges and not judges_by_q(judge):
+            self._estimator = judge.estimator(is_greedy=request.sampling.is_greedy)
+            self._head = compiled_head(self._estimator)
+            task.head = ctypes.addressof(self._head)
+        task.judges_by_q = self._judges and self._head is None
 
-    def drafts(self, what: Plan) -> Drafting | None:
-        decision, limit, task = what.decision, what.decision.limit, self._drafting
+    def drafts(self, plan: Plan) -> Drafting | None:
+        decision, task = plan.decision, self._drafting
         rule: Any = decision.rule
-        self._num, self._stop, self._decision = 0, None, decision
-        if limit > self._most:
-            self._make_room(limit)
+        limit = decision.limit
+        task.num, task.why, task.value, task.forward_s, task.head_s = 0, _ON, 1.0, 0.0, 0.0
         if not limit:
-            self._stop = decision.at_limit
-        elif not rule.threshold(0) <= 1.0:
-            self._stop = rule.why(0, 1.0)
-        if self._stop is not None:
             return None
-        unread = what.tokens[self.draft.length :]
+        if not rule.threshold(0) <= 1.0:
+            task.why = _STOPPED
+            return None
+        unread = plan.tokens[self.draft.length :]
         if len(unread) > 2:
             self.draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
+        if limit > len(self._tokens):
+            self._make_room(limit)
         if self._rule is not rule or task.limit != limit:
             self._follow(rule, limit)
         uniforms = () if self._sampling.is_greedy else self._draws.peek(len(self._least))
@@ -297,6 +244,16 @@ class _DraftedSteps(_Steps):
         task.unread, task.uniforms = map(ctypes.addressof, self._drawing)
         task.num_unread = len(unread)
         return task
+
+    def _make_room(self, limit: int) -> None:
+        """Have memory for so many draft tokens; what an earlier step wrote there is over."""
+        self._rows = torch.empty(limit, self.draft.vocab_size)
+        self._tokens = (ctypes.c_int64 * limit)()
+        self._confidence, self._accept, self._overlaps = ((ctypes.c_double * limit)() for _ in range(3))
+        task = self._drafting
+        task.tokens, task.confidence, task.accept = map(ctypes.addressof, (self._tokens, self._confidence, self._accept))
+        task.rows = self._verifying.q = self._rows.data_ptr()
+        self._verifying.overlaps = ctypes.addressof(self._overlaps)
 
     def _follow(self, rule: Any, limit: int) -> None:
         """Put a rule into the draft's call; it may be that of many steps."""
@@ -308,51 +265,37 @@ class _DraftedSteps(_Steps):
         if rule.score is not None:
             task.bias, task.slope = rule.score.bias, rule.score.slope
 
-    def drafted(self, num: int) -> None:
-        self._num, self._stop = num, self._why(num)
-        if not self._sampling.is_greedy:
-            self._draws.take(num)
-
-    def _why(self, num: int) -> Stop:
-        if self._drafting.why == _ENDED:
-            return END_OF_TEXT
-        return self._rule.why(num, self._drafting.value) if self._drafting.why == _STOPPED else self._decision.at_limit
-
-    def _make_room(self, limit: int) -> bool:
-        if not super()._make_room(limit):
-            return False
-        self._rows = torch.empty(limit, self.draft.vocab_size)
-        self._tokens = (ctypes.c_int64 * limit)()
-        self._confidence, self._accept, self._overlaps = ((ctypes.c_double * limit)() for _ in range(3))
+    def verifies(self, plan: Plan) -> Verifying:
         task = self._drafting
-        task.tokens, task.confidence, task.accept = map(ctypes.addressof, (self._tokens, self._confidence, self._accept))
-        task.rows = self._verifying.q = self._rows.data_ptr()
-        self._verifying.overlaps = ctypes.addressof(self._overlaps)
-        return True
+        if not self._sampling.is_greedy:
+            self._draws.take(task.num)
+        is_dropped = self._drops and task.num > 0 and task.why == _STOPPED
+        self._verified = self._tokens[: task.num - is_dropped]
+        return self._asked(plan, self._verified)
 
-    def verifies(self, what: Plan) -> Verifying:
-        is_dropped = self._drops and self._num > 0 and self._drafting.why == _STOPPED
-        self._verified = self._tokens[: self._num - is_dropped]
-        return self._asked(what, self._verified)
+    def _stop(self, plan: Plan) -> Stop:
+        """Why drafting ended."""
+        task, rule = self._drafting, plan.decision.rule
+        if task.why == _STOPPED and rule is not None:
+            return rule.why(task.num, task.value)
+        return END_OF_TEXT if task.why == _ENDED else plan.decision.at_limit
 
-    def result(self, what: Plan, draft_s: float, verify_s: float) -> Result:
-        rule: Any = what.decision.rule
-        task, num, num_verified = self._drafting, self._num, len(self._verified)
+    def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
+        rule: Any = plan.decision.rule
+        task, num_verified = self._drafting, len(self._verified)
         reads_q = not self._sampling.is_greedy or self._judges or rule.evidence in _OF_Q
-        num_judged = max(0, num - 1) if self._head is not None and self._head.lags else num
-        head_s, forward_s = (task.head_s, task.forward_s) if num else (0.0, 0.0)
+        num_judged = max(0, task.num - 1) if self._head is not None and self._head.lags else task.num
         num_tested = min(self._verifying.num_accepted + 1, num_verified)
-        assert self._stop is not None, "drafting has ended"
         return self._result(
             self._verified,
             q_rows=lambda: self._q(num_verified),
-            stop=self._stop,
+            stop=self._stop(plan),
             q=self._confidence[:num_verified] if reads_q else (),
             judged=self._accept[: min(num_judged, num_verified)] if self._judges else (),
-            draft_s=max(0.0, draft_s - head_s),
-            head_s=head_s,
+            draft_s=max(0.0, draft_s - task.head_s),
+            head_s=task.head_s,
             verify_s=verify_s,
-            forward_s=forward_s + self._verifying.forward_s,
+            forward_s=task.forward_s + self._verifying.forward_s,
             overlaps=self._overlaps[:num_tested] if self._has_overlaps else (),
         )
 
@@ -368,16 +311,15 @@ class _CopiedSteps(_Steps):
     def __init__(self, request: Request):
         super().__init__(request, _COMPARE)
 
-    def drafts(self, what: Plan) -> None:
+    def drafts(self, plan: Plan) -> None:
         started = _now()
-        self._copied, self._stop = what.found or propose(what)
+        self._copied, self._stop = plan.found or propose(plan)
         self._draft_s = _now() - started
 
-    def verifies(self, what: Plan) -> Verifying:
-        self._make_room(self._copied.num_tokens)
-        return self._asked(what, self._copied.tokens)
+    def verifies(self, plan: Plan) -> Verifying:
+        return self._asked(plan, self._copied.tokens)
 
-    def result(self, what: Plan, draft_s: float, verify_s: float) -> Result:
+    def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
         copied = self._copied
         return self._result(
             copied.tokens,

@@ -6,9 +6,11 @@ that the compiled code does not know become float32.
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,15 +27,16 @@ KINDS = {
 """Kinds that the compiled code can read, by GGML's names and numbers."""
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 TABLES = 4
-_ROLES = {"q": 0, "k": 1, "v": 2, "out": 3, "gate": 4, "up": 5, "down": 6, "embedding": 7, "output": 8}
-_NORMS = {"norm": 0, "mlp_norm": 1, "q_norm": 2, "k_norm": 3, "out_norm": 4, "down_norm": 5, "last": 6}
+_ROLES = ("q", "k", "v", "out", "gate", "up", "down", "embedding", "output")
+_NORMS = ("norm", "mlp_norm", "q_norm", "k_norm", "out_norm", "down_norm", "last")
 _ENDS = -1
 IDLE_BYTES, LARGE_BYTES = 256 * 2**20, 32 * 2**20
 """Bytes that caches that nobody uses may hold together, and a single one of them: the rest is given back."""
-
-
 COMPARED = 16
 """Rows of a matrix that the package gguf reads too (`values_of`)."""
+
+_Lines = tuple[str, np.ndarray, int]
+"""Rows of a matrix: the kind of their values, their bytes [rows, bytes of a row], and how many values a row has."""
 
 
 class _Shape(ctypes.Structure):
@@ -81,16 +84,15 @@ class Weights:
         for i, layer in enumerate(family.layers):
             self._add_layer(i, layer, values)
         self._norm(_ENDS, "last", values.vector(family.norm))
-        num_ids = values.num_rows(family.embedding)
-        if output_ids is None:
-            self._matrix(_ENDS, "output", values.rows(family.output, slice(vocab_size)))
-        else:
-            self._matrix(_ENDS, "output", values.rows(family.output, output_ids.numpy()))
-            narrow = output_ids.int()
-            self.lib.native_output_ids(self.handle, narrow.data_ptr(), len(narrow))
-        if family.output != family.embedding or output_ids is not None or vocab_size != num_ids:
-            self._matrix(_ENDS, "embedding", values.rows(family.embedding, slice(num_ids)))
-        self.num_ids = num_ids
+        ids = None if output_ids is None else output_ids.numpy()
+        self._matrix(_ENDS, "output", values.lines(family.output, slice(vocab_size) if ids is None else ids))
+        embedding = values.lines(family.embedding)
+        self.num_ids = len(embedding[1])
+        if family.output != family.embedding or ids is not None or vocab_size != self.num_ids:
+            self._matrix(_ENDS, "embedding", embedding)
+        if ids is not None:
+            narrow = ids.astype(np.int32)
+            self.lib.native_output_ids(self.handle, narrow.ctypes.data, len(narrow))
         self.bytes_per_position = 2 * 4 * len(family.layers) * family.kv_heads * family.head_size
         """Bytes of a cache: keys and values in float32."""
         rotary = model.rotary if isinstance(model, Sketch) else model.model.rotary_emb
@@ -132,33 +134,32 @@ class Weights:
     def _add_layer(self, i: int, layer: Layer, values: "_Values") -> None:
         family = self.family
         sizes = [num * family.head_size for num in (family.heads, family.kv_heads, family.kv_heads)]
-        parts = values.split(layer.qkv, sizes)
         biases: tuple[Tensor | None, ...] = (None,) * 3
         if layer.qkv_bias:
             biases = torch.cat([values.vector(name) for name in layer.qkv_bias]).split(sizes)
-        for role, rows, bias in zip("qkv", parts, biases, strict=True):
-            self._matrix(i, role, rows, bias)
-        for role, rows in zip(("gate", "up"), values.split(layer.gate_up, [family.hidden] * 2), strict=True):
-            self._matrix(i, role, rows)
-        self._matrix(i, "out", values.rows(layer.out, slice(family.width)))
-        self._matrix(i, "down", values.rows(layer.down, slice(family.width)))
-        q_norm, k_norm = layer.head_norms or (None, None)
-        norms = {"norm": layer.norm, "mlp_norm": layer.mlp_norm, "q_norm": q_norm, "k_norm": k_norm}
-        for role, name in {**norms, "out_norm": layer.out_norm, "down_norm": layer.down_norm}.items():
+        for role, lines, bias in zip("qkv", values.split(layer.qkv, sizes), biases, strict=True):
+            self._matrix(i, role, lines, bias)
+        for role, lines in zip(("gate", "up"), values.split(layer.gate_up, [family.hidden] * 2), strict=True):
+            self._matrix(i, role, lines)
+        self._matrix(i, "out", values.lines(layer.out))
+        self._matrix(i, "down", values.lines(layer.down))
+        norms = (layer.norm, layer.mlp_norm, *(layer.head_norms or (None, None)), layer.out_norm, layer.down_norm)
+        for role, name in zip(_NORMS[:-1], norms, strict=True):
             if name is not None:
                 self._norm(i, role, values.vector(name))
         self.lib.native_layer(self.handle, i, family.views[layer.view].window or 0, layer.view)
 
-    def _matrix(self, layer: int, role: str, rows: "_Rows", bias: Tensor | None = None) -> None:
-        given = None if bias is None else bias.data_ptr()
-        kind, pointer, stride, (out, width) = KINDS[rows.kind], rows.pointer, rows.stride, rows.shape
+    def _matrix(self, layer: int, role: str, lines: _Lines, bias: Tensor | None = None) -> None:
+        kind, data, width = lines
+        data = np.ascontiguousarray(data)
+        given = data.ctypes.data, len(data), width, data.strides[0], None if bias is None else bias.data_ptr()
         threads = torch.get_num_threads()
-        if not self.lib.native_matrix(self.handle, layer, _ROLES[role], kind, pointer, out, width, stride, given, threads):
-            raise MemoryError(f"there is no memory for a matrix of {out} x {width} ({rows.kind})")
+        if not self.lib.native_matrix(self.handle, layer, _ROLES.index(role), KINDS[kind], *given, threads):
+            raise MemoryError(f"there is no memory for a matrix of {len(data)} x {width} ({kind})")
 
     def _norm(self, layer: int, role: str, weight: Tensor) -> None:
         weight = weight + self.family.norm_offset
-        if not self.lib.native_norm(self.handle, layer, _NORMS[role], weight.data_ptr(), len(weight)):
+        if not self.lib.native_norm(self.handle, layer, _NORMS.index(role), weight.data_ptr(), len(weight)):
             raise MemoryError(f"there is no memory for a norm of {len(weight)}")
 
 
@@ -186,16 +187,6 @@ def _freed(lib: Any, handle: int, idle: list[int]) -> None:
     lib.native_free(handle)
 
 
-class _Rows(NamedTuple):
-    """Rows of a matrix: the kind of their values, and where they lie in the memory of their owner."""
-
-    kind: str
-    shape: tuple[int, int]
-    pointer: int
-    stride: int
-    owner: Any
-
-
 class _Values:
     """Parameters by name, of a model or as they are stored."""
 
@@ -207,30 +198,18 @@ class _Values:
         found = self._model.get_parameter(name) if self._stored is None else self._stored[name].dequantised()
         return found.detach().float().contiguous()
 
-    def num_rows(self, name: str) -> int:
-        return int((self._model.get_parameter(name) if self._stored is None else self._stored[name]).shape[0])
-
-    def rows(self, name: str, which: Any) -> _Rows:
-        """Some rows of a matrix, a slice or by their numbers, not copied where they can be read as they are."""
+    def lines(self, name: str, which: Any = slice(None)) -> _Lines:
+        """Some rows of a matrix, a slice or by their numbers."""
         found = None if self._stored is None else self._stored[name]
         if found is not None and found.kind in KINDS:
-            lines = found.data[which]
-            if not lines.flags.c_contiguous:
-                lines = lines.copy()
-            return _Rows(found.kind, (len(lines), found.shape[1]), lines.ctypes.data, lines.strides[0], lines)
-        tensor = (self._model.get_parameter(name) if found is None else found.dequantised()).detach()[which]
+            return found.kind, found.data[which], found.shape[1]
+        tensor = (self._model.get_parameter(name) if found is None else found.dequantised()).detach()
         tensor = (tensor if tensor.dtype in DTYPES else tensor.float()).contiguous()
-        stride = tensor.stride(0) * tensor.element_size()
-        return _Rows(DTYPES[tensor.dtype], (len(tensor), tensor.shape[1]), tensor.data_ptr(), stride, tensor)
+        return DTYPES[tensor.dtype], tensor.view(torch.uint8).numpy()[which], tensor.shape[1]
 
-    def split(self, names: tuple[str, ...], sizes: list[int]) -> Iterator[_Rows]:
-        """The rows of all these matrices, one after another, in parts of these sizes; a part may not cross a border."""
-        ends = {}
-        for name in names:
-            ends[name] = sum(map(self.num_rows, ends)) + self.num_rows(name)
-        start = 0
-        for size in sizes:
-            name = next(name for name, end in ends.items() if start < end)
-            before = ends[name] - self.num_rows(name)
-            yield self.rows(name, slice(start - before, start - before + size))
-            start += size
+    def split(self, names: tuple[str, ...], sizes: list[int]) -> list[_Lines]:
+        """Matrices of these numbers of rows, of which each has its name or all have one."""
+        name, *others = names
+        if others:
+            return [self.lines(name) for name in names]
+        return [self.lines(name, slice(end - size, end)) for end, size in zip(accumulate(sizes), sizes, strict=True)]

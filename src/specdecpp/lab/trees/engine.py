@@ -58,8 +58,6 @@ def run(plan: Plan) -> Result:
     grower = _Grower(plan)
     tree = grower.tree
     grow(tree, policy, plan.decision, read=grower.read, draw=grower.draw, ends=request.ends, is_drawn=grower.is_drawn)
-    if policy.removes and (removed := policy.removed(tree, plan.decision.memory)):
-        tree.remove(removed)
     drafted = perf_counter()
     target = _Branches(request.target, plan.tokens)
     logits = rows_of_nodes(target, tree)
@@ -149,13 +147,21 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 def grow(
     tree: Tree, policy: TreePolicy, decision: Decision, *, read: Read, draw: Draw, ends: Collection[int], is_drawn: bool
 ) -> None:
-    """Let a rule grow a tree of at most `decision.limit` depths. What `replay` replays is this very function."""
-    memory, tree.stop = decision.memory, decision.at_limit
+    """Let a rule grow a tree of at most `decision.limit` depths, and leave out what it removes. What `replay` replays is this
+    very function."""
+    tree.stop = _grow(tree, policy, decision, read, draw, ends, is_drawn)
+    if policy.removes:
+        tree.remove(policy.removed(tree, decision.memory))
+
+
+def _grow(
+    tree: Tree, policy: TreePolicy, decision: Decision, read: Read, draw: Draw, ends: Collection[int], is_drawn: bool
+) -> Stop:
+    memory = decision.memory
     while tree.depth < decision.limit and tree.num_nodes < policy.max_nodes:
         opened = list(policy.open(tree, memory))
         if not opened:
-            tree.stop = ENOUGH
-            return
+            return ENOUGH
         rows = read(opened)
         tree.widths.append(len(opened))
         first = tree.num_nodes
@@ -168,8 +174,8 @@ def grow(
                 tree.add(node, token, is_drawn=is_drawn)
         tree.frontier = [node for node in range(first, tree.num_nodes) if tree.tokens[node] not in ends]
         if not tree.frontier:
-            tree.stop = END_OF_TEXT if tree.num_nodes > first else ENOUGH
-            return
+            return END_OF_TEXT if tree.num_nodes > first else ENOUGH
+    return decision.at_limit
 
 
 class _Grower:

@@ -46,7 +46,7 @@ class TreePolicy(Policy):
 
     @classmethod
     def read(cls, text: str) -> "TreePolicy":
-        """The rule of a shape: costs, costs:CHILDREN, or the widths of each depth. Raises ValueError for anything else."""
+        """The rule of a shape: costs, or the widths of each depth. Raises ValueError for anything else."""
         from specdecpp.lab.trees.shapes import parse_tree
 
         return parse_tree(text)

@@ -3,25 +3,26 @@
 records + the terms and the sampling they were collected on + the pair -> RecordedDistributions -> replay_trees
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.backends import Draws
+from specdecpp.backends import Draws, Model
+from specdecpp.lab.trees.engine import common_length
 from specdecpp.loading.pair import Pair
 from specdecpp.sampling import Sampling, probabilities
 from specdecpp.training.labels import Record
 from specdecpp.training.traces import Terms
 
 _ROWS = 256
-"""AnswerRows off an answer that are kept; the oldest make room."""
+"""Rows off an answer that are kept; those that were not read for longest make room."""
 
 
 class RecordedDistributions:
-    """`replay.AnswerRows` of a record. AnswerRows are read when they are first asked for. V vocabulary.
+    """`replay.AnswerRows` of a record, read when they are first asked for. V vocabulary.
 
     `draw` is the draft's way to draw a token, where it has one.
     """
@@ -37,55 +38,48 @@ class RecordedDistributions:
         self._pair, self._sampling = pair, sampling
         self._draft: Any = None
         self._held: list[int] = []
-        self._along: dict[str, Tensor] = {}
-        self._off: OrderedDict[tuple[int, tuple[int, ...]], Tensor] = OrderedDict()
+        self._off = lru_cache(maxsize=_ROWS)(self._after)
         self.draw = pair.draft.draw if isinstance(pair.draft, Draws) else None
         if sampling.needs_seen:
             raise ValueError("a repetition penalty depends on the branch. Replay trees on labels collected without one.")
 
     def p(self, i: int) -> Float[Tensor, " V"]:
-        return self._of("target")[i]
+        return self._along_target[i]
 
     def q(self, i: int, branch: Sequence[int]) -> Float[Tensor, " V"]:
-        if not branch and i < len(self.tokens):
-            return self._of("draft")[i]
-        key = i, tuple(branch)
-        if key in self._off:
-            self._off.move_to_end(key)
-            return self._off[key]
-        row = self._off[key] = self._distribution(self._read([*self._prompt, *self.tokens[:i], *branch]))
-        if len(self._off) > _ROWS:
-            self._off.popitem(last=False)
-        return row
+        return self._off(i, tuple(branch)) if branch or i >= len(self.tokens) else self._along_draft[i]
 
-    def _of(self, role: str) -> Float[Tensor, "N V"]:
-        """Along the answer, by one model."""
-        if role not in self._along:
-            backend = getattr(self._pair, role).new_cache()
-            logits, _ = backend.extend([*self._prompt, *self.tokens[:-1]], rows=len(self.tokens))
-            self._along[role] = self._distribution(logits)
-        return self._along[role]
+    @cached_property
+    def _along_target(self) -> Float[Tensor, "N V"]:
+        return self._along(self._pair.target)
 
-    def _distribution(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
-        """Under greedy sampling what a rule sees of it, at temperature 1."""
-        return logits.softmax(-1) if self.is_greedy else probabilities(logits, self._sampling)
+    @cached_property
+    def _along_draft(self) -> Float[Tensor, "N V"]:
+        return self._along(self._pair.draft)
 
-    def _read(self, tokens: list[int]) -> Float[Tensor, " V"]:
-        """The draft's logits after a text, of which it reads what it has not."""
+    def _along(self, model: Model) -> Float[Tensor, "N V"]:
+        """Rows along the answer, by one model."""
+        logits, _ = model.new_cache().extend([*self._prompt, *self.tokens[:-1]], rows=len(self.tokens))
+        return self._distribution(logits)
+
+    def _after(self, i: int, branch: tuple[int, ...]) -> Float[Tensor, " V"]:
+        """The draft's row off the answer, for which it reads what it has not."""
         if self._draft is None:
             self._draft = self._pair.draft.new_cache()
-        common = 0
-        most = min(len(self._held), len(tokens) - 1)
-        while common < most and self._held[common] == tokens[common]:
-            common += 1
+        tokens = [*self._prompt, *self.tokens[:i], *branch]
+        common = common_length(self._held, tokens[:-1])
         self._draft.rollback(common)
         logits, _ = self._draft.extend(tokens[common:], rows=1)
         self._held = tokens
-        return logits[0]
+        return self._distribution(logits[0])
+
+    def _distribution(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
+        """Under greedy sampling the one that a rule sees, at temperature 1."""
+        return logits.softmax(-1) if self.is_greedy else probabilities(logits, self._sampling)
 
 
 def recorded(records: Iterable[Record], pair: Pair, terms: Terms, sampling: Sampling) -> list[RecordedDistributions]:
-    """The distributions of every record. Raises ValueError under a repetition penalty.
+    """Distributions of every record. Raises ValueError under a repetition penalty.
 
     >>> answers = recorded(shards.read(folder, split="test"), pair, Terms.of(about), sampling)     # doctest: +SKIP
     """

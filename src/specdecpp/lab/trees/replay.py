@@ -66,67 +66,39 @@ class AnswerRows(Protocol):
         ...
 
 
-class TreePlayer:
-    """A rule that is ready to be replayed on one answer. `compares`: verified by comparison, not by q."""
-
-    def __init__(self, distributions: AnswerRows, policy: TreePolicy, costs: Costs, *, compares: bool = False):
-        self.distributions, self.policy, self.costs = distributions, policy, costs
-        self._is_drawn = policy.children == "drawn" and not distributions.is_greedy
-        self._is_coupled = self._is_drawn and not compares
-
-    def steps(self, randomness: Randomness) -> Iterator[ReplayedStep]:
-        """Step by step."""
-        memory = self.policy.start(Given(is_greedy=self.distributions.is_greedy))
-        at, num = 0, len(self.distributions.tokens)
-        while at < num:
-            decision = decide(self.policy, memory, self.costs, max(0, self.distributions.num_places - at))
-            game = _Game(
-                self.distributions, at, randomness, costs=self.costs, is_drawn=self._is_drawn, is_coupled=self._is_coupled
-            )
-            tree = game.tree
-            grow(
-                tree,
-                self.policy,
-                decision,
-                read=game.read,
-                draw=game.draw,
-                ends=self.distributions.ends,
-                is_drawn=self._is_drawn,
-            )
-            if self.policy.removes and (removed := self.policy.removed(tree, memory)):
-                tree.remove(removed)
-            path = game.path()
-            tried = game.tried(path)
-            grown = tree.grown(path, tried)
-            emitted = min(len(path) + 1, num - at)
-            verify_s = self.costs.verify_s(grown.num_verified + 1)
-            seconds = tree_s(self.costs, grown.widths, grown.num_verified)
-            took = seconds, seconds - verify_s, verify_s
-            overlaps = [game.overlaps[node] for node in tried] if self._is_coupled else ()
-            outcome = ReplayedStep(
-                emitted, grown.num_verified, len(path), *took, extra=grown, costs=self.costs, overlaps=overlaps
-            )
-            yield outcome
-            memory = self.policy.learn(memory, outcome)
-            at += emitted
+def played(
+    answer: AnswerRows, policy: TreePolicy, costs: Costs, randomness: Randomness, *, compares: bool = False
+) -> Iterator[ReplayedStep]:
+    """Steps of a rule on one answer. `compares`: children are verified by comparison, not by q."""
+    memory = policy.start(Given(is_greedy=answer.is_greedy))
+    is_drawn = policy.children == "drawn" and not answer.is_greedy
+    at, num = 0, len(answer.tokens)
+    while at < num:
+        decision = decide(policy, memory, costs, max(0, answer.num_places - at))
+        tree = Tree(costs=costs)
+        game = _Game(tree, answer, at, randomness, is_drawn=is_drawn, is_coupled=is_drawn and not compares)
+        grow(tree, policy, decision, read=game.read, draw=game.draw, ends=answer.ends, is_drawn=is_drawn)
+        path = game.path()
+        tried = game.tried(path)
+        grown = tree.grown(path, tried)
+        emitted = min(len(path) + 1, num - at)
+        verify_s = costs.verify_s(grown.num_verified + 1)
+        seconds = tree_s(costs, grown.widths, grown.num_verified)
+        took = seconds, seconds - verify_s, verify_s
+        overlaps = [game.overlaps[node] for node in tried] if game.is_coupled else ()
+        outcome = ReplayedStep(emitted, grown.num_verified, len(path), *took, extra=grown, costs=costs, overlaps=overlaps)
+        yield outcome
+        memory = policy.learn(memory, outcome)
+        at += emitted
 
 
 class _Game:
     """The tree of one step that begins after `at` tokens of an answer, and which of its nodes are the answer's."""
 
-    def __init__(
-        self,
-        distributions: AnswerRows,
-        at: int,
-        randomness: Randomness,
-        *,
-        costs: Costs,
-        is_drawn: bool,
-        is_coupled: bool,
-    ):
-        self.tree = Tree(costs=costs)
-        self._distributions, self._at, self._randomness = distributions, at, randomness
-        self._is_drawn, self._is_coupled = is_drawn, is_coupled
+    def __init__(self, tree: Tree, answer: AnswerRows, at: int, randomness: Randomness, *, is_drawn: bool, is_coupled: bool):
+        self.tree, self._distributions, self._at = tree, answer, at
+        self._randomness, self._own = randomness, randomness if is_drawn else None
+        self.is_coupled = is_coupled
         self._place = {ROOT: at}  # of nodes that are the answer's: the position after them
         self._left: dict[int, Tensor] = {}  # p_j at those of them whose child that is X has not been drawn
         self.overlaps: dict[int, float] = {}  # of their children: how likely a draw in such a place is accepted
@@ -143,13 +115,10 @@ class _Game:
     def draw(self, node: int) -> int | None:
         tree, place = self.tree, self._place.get(node)
         if place is None or place >= len(self._distributions.tokens):
-            return tree.draw(node, self._randomness if self._is_drawn else None)
+            return tree.draw(node, self._own)
         own = self._distributions.tokens[place]
         has_own = any(tree.tokens[child] == own for child in tree.children(node))
-        if has_own or not self._is_coupled:
-            token = tree.draw(node, self._randomness if self._is_drawn else None)
-        else:
-            token = self._coupled(node, place, own)
+        token = tree.draw(node, self._own) if has_own or not self.is_coupled else self._coupled(node, place, own)
         if token == own and not has_own:
             self._place[tree.num_nodes] = place + 1
         return token
@@ -237,26 +206,22 @@ def replay_trees(
     """
     if not (answers and repeats >= 1):
         raise ValueError(f"a replay needs answers and at least one repeat, got {len(answers)} and {repeats}")
-    if (
-        policy.removes
-        and policy.children == "drawn"
-        and not compares
-        and not all(distributions.is_greedy for distributions in answers)
-    ):
+    is_greedy = all(answer.is_greedy for answer in answers)
+    if policy.removes and policy.children == "drawn" and not compares and not is_greedy:
         raise ValueError(f"{type(policy).__name__} removes children that were drawn, which token verification cannot bear")
     tokens, shapes = [], []
-    for i, distributions in enumerate(answers):
+    for i, answer in enumerate(answers):
         num, counts = 0, Counter[Shape]()
-        player = TreePlayer(distributions, policy, costs, compares=compares)
-        draw = getattr(distributions, "draw", None)
+        draw = getattr(answer, "draw", None)
         for repeat in range(repeats):
-            for r in player.steps(streams(seed + 1000003 * i + repeat, draw=draw)[0]):
+            coins = streams(seed + 1000003 * i + repeat, draw=draw)[0]
+            for r in played(answer, policy, costs, coins, compares=compares):
                 counts[r.extra.widths, r.num_drafted] += 1
                 num += r.num_tokens
         tokens.append(num)
         shapes.append(counts)
     return TreesReplayed(
-        sources=tuple(distributions.source for distributions in answers),
+        sources=tuple(answer.source for answer in answers),
         costs=costs,
         tokens=np.array(tokens),
         shapes=tuple(shapes),

@@ -129,22 +129,16 @@ class C2T(Beam):
 
 
 def parse_tree(spec: str) -> TreePolicy:
-    """A tree rule by its short form: costs, costs:CHILDREN, or the widths of each depth. Raises ValueError for anything else.
+    """A tree rule by its short form: costs, or the widths of each depth. Raises ValueError for anything else.
 
     >>> parse_tree("4x2").widths
     (4, 2)
     """
-    name, _, rest = spec.partition(":")
+    widths = spec.split("x")
     if spec == "costs":
         return CostAwareTree()
-    if name == "costs" and rest.isdecimal() and int(rest):
-        return CostAwareTree(max_children=int(rest))
-    widths = spec.split("x")
     if not all(width.isdecimal() and int(width) for width in widths):
-        raise ValueError(
-            f"there is no tree {spec!r}. Give costs, costs:CHILDREN for at most so many children a node, or widths from 1 as "
-            "in 4x2x1."
-        )
+        raise ValueError(f"there is no tree {spec!r}. Give costs, or widths from 1 as in 4x2x1.")
     return Widths(widths=tuple(map(int, widths)))
 
 
@@ -156,6 +150,4 @@ def tree_spec(policy: TreePolicy) -> str | None:
     """
     if isinstance(policy, Widths) and policy == Widths(widths=policy.widths):
         return f"tree:{'x'.join(map(str, policy.widths))}"
-    if isinstance(policy, CostAwareTree) and policy == CostAwareTree(max_children=policy.max_children):
-        return "tree:costs" if policy == CostAwareTree() else f"tree:costs:{policy.max_children}"
-    return None
+    return "tree:costs" if policy == CostAwareTree() else None

@@ -36,7 +36,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import UnsoundError
@@ -93,22 +92,6 @@ def check_trees(policy: TreePolicy, verification: Verification, *, is_greedy: bo
         raise UnsoundError(f"{type(policy).__name__} drafts trees: {reason}")
 
 
-def acceptance(
-    p: Float[Tensor, " V"], q: Float[Tensor, " V"] | None, token: int
-) -> tuple[float, Callable[[], Float[Tensor, " V"]]]:
-    """(min(1, p(x)/q(x)), what is left of p once x is rejected). Without q the child was no draw: its q is one at x."""
-    if q is None:
-        return float(p[token]), lambda: _without(p, token)
-    return min(1.0, float(p[token] / q[token])), lambda: residual(p, q)
-
-
-def _without(p: Float[Tensor, " V"], token: int) -> Float[Tensor, " V"]:
-    rest = p.clone()
-    rest[token] = 0.0
-    mass = rest.sum()
-    return rest / mass if mass > 0 else p
-
-
 def verified(verification: Verification, tree: Tree, distribution: Distribution, randomness: Randomness) -> TreeVerdict:
     """The outcome of one verification of a tree. Raises ValueError where trees are not verified so."""
     if reason := refusal(verification):
@@ -122,15 +105,17 @@ def _rejecting(tree: Tree, distribution: Distribution, randomness: Randomness) -
     while True:
         p, accepted = distribution(node), None
         for child in tree.children(node):
-            q = tree.q[child]
-            chance, rest = acceptance(p, q, tree.tokens[child])
+            token, q = tree.tokens[child], tree.q[child]
             tried.append(child)
-            if q is not None:
+            if q is None:  # no draw: its q is one at the token
+                q = torch.zeros_like(p)
+                q[token] = 1.0
+            else:
                 overlaps.append(float(overlap(p, q)))
-            if coin(child, chance):
+            if coin(child, min(1.0, float(p[token] / q[token]))):
                 accepted = child
                 break
-            p = rest()
+            p = residual(p, q)
         if accepted is None:
             token = randomness.categorical(p)
             return TreeVerdict(path=tuple(path), next_token=token, tried=tuple(tried), overlaps=tuple(overlaps))

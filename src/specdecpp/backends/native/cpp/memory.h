@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -12,34 +13,43 @@
 
 #include "vectors.h"
 
-// Zeros, or null. What is large lies in large pages where the system has them: small ones end every stretch of reading ahead
-// after 4 kB, and the processor knows the places of a few thousand of them only.
-static void* room(size_t bytes) {
-  constexpr size_t LARGE = 1 << 21;
+constexpr size_t LARGE = 1 << 21;
+
+// Zeros, or null; `release` gives them back. What is large lies in large pages where the system has them: small ones end every stretch
+// of reading ahead after 4 kB, and the processor knows the places of a few thousand of them only. Large pieces are new pages, which
+// take no memory yet and are made by the threads that first write to them.
+static uint8_t* zeros(size_t bytes) {
   size_t page = bytes < LARGE / 2 ? 64 : LARGE;
-  bytes = up(bytes ? bytes : 1, page);
-  void* p = std::aligned_alloc(page, bytes);
+  void* whole = std::calloc(up(bytes, page) + page + sizeof whole, 1);
+  if (!whole) return nullptr;
+  auto start = reinterpret_cast<uint8_t*>(up(reinterpret_cast<size_t>(whole) + sizeof whole, page));
+  std::memcpy(start - sizeof whole, &whole, sizeof whole);
 #if defined(MADV_HUGEPAGE)
-  if (p && page == LARGE) madvise(p, bytes, MADV_HUGEPAGE);
+  if (page == LARGE) madvise(start, up(bytes, page), MADV_HUGEPAGE);
 #endif
-  if (p) std::memset(p, 0, bytes);
-  return p;
+  return start;
+}
+static void release(void* start) {
+  void* whole = nullptr;
+  if (start) std::memcpy(&whole, static_cast<uint8_t*>(start) - sizeof whole, sizeof whole);
+  std::free(whole);
 }
 
-// Many pieces of memory, side by side in few large ones, that go together. What nobody has written to takes no memory yet.
+// Many pieces of memory, side by side in few large ones, that go together.
 class Arena {
  public:
   ~Arena() {
-    for (Block& block : blocks_) release(block);
+    for (Block& block : blocks_) release(block.start);
   }
   // Zeros, or null.
   uint8_t* take(size_t bytes) {
     bytes = up(bytes, 64);
     if (bytes > left_) {
-      Block block = reserve(bytes < BLOCK ? BLOCK : bytes);
-      if (!block.start) return nullptr;
-      next_ = block.start, left_ = block.end - block.start;
-      blocks_.push_back(block);
+      size_t size = up(std::max(bytes, 4 * LARGE), LARGE);
+      uint8_t* start = zeros(size);
+      if (!start) return nullptr;
+      next_ = start, left_ = size;
+      blocks_.push_back({start, start + size});
     }
     uint8_t* found = next_;
     next_ += bytes, left_ -= bytes;
@@ -50,37 +60,14 @@ class Arena {
     auto left = blocks_.begin();
     while (left != blocks_.end() && (piece < left->start || piece >= left->end)) ++left;
     if (left == blocks_.end()) return;  // not a piece of this arena
-    for (auto block = blocks_.begin(); block != left; ++block) release(*block);
+    for (auto block = blocks_.begin(); block != left; ++block) release(block->start);
     blocks_.erase(blocks_.begin(), left);
   }
 
  private:
-  static constexpr size_t BLOCK = 1 << 23, LARGE = 1 << 21;
   struct Block {
     uint8_t *start, *end;
-    void* whole;  // what was asked of the system
-    size_t size;
   };
-#if defined(__linux__)
-  // Pages straight from the system are zeros, and are made by the threads that first write to them.
-  static Block reserve(size_t bytes) {
-    bytes = up(bytes, LARGE);
-    void* whole = mmap(nullptr, bytes + LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (whole == MAP_FAILED) return {};
-    auto start = reinterpret_cast<uint8_t*>(up(reinterpret_cast<size_t>(whole), LARGE));
-#if defined(MADV_HUGEPAGE)
-    madvise(start, bytes, MADV_HUGEPAGE);
-#endif
-    return {start, start + bytes, whole, bytes + LARGE};
-  }
-  static void release(Block& block) { munmap(block.whole, block.size); }
-#else
-  static Block reserve(size_t bytes) {
-    auto start = static_cast<uint8_t*>(room(bytes));
-    return {start, start + bytes * !!start, start, bytes};
-  }
-  static void release(Block& block) { std::free(block.whole); }
-#endif
   std::vector<Block> blocks_;
   uint8_t* next_ = nullptr;
   size_t left_ = 0;

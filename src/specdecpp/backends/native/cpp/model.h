@@ -6,7 +6,7 @@
 #include "packing.h"
 #include "products.h"
 
-// What `weights.py` tells of a model: n rows, w width, h heads of s values, g of them share keys and values, f width of the
+// The sizes of a model, from `weights.py`: n rows, w width, h heads of s values, g of them share keys and values, f width of the
 // feed-forward, v rows of the output layer. Of the s values of a head the first `rotary` are turned. What is multiplied with codes is
 // rounded to so many bytes; 0: it is not.
 struct Shape {

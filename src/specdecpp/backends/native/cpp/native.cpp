@@ -33,12 +33,6 @@ bool native_matrix(Model* m, int layer, int role, int kind, const uint8_t* rows,
   return to;
 }
 
-// Bytes that a matrix [out, in] of a kind takes in panels; -1 where it cannot be packed.
-int64_t native_packed_bytes(int kind, int out, int in) {
-  Matrix matrix;
-  return shaped(matrix, kind, out, in) ? int64_t(matrix.bytes()) : -1;
-}
-
 // Rows of a kind with codes as float32 [out, in]; false for other kinds.
 bool native_unpack(int kind, const uint8_t* rows, int out, int in, int64_t stride, float* to, int threads) {
   return unpack(kind, rows, out, in, stride, to, threads);
@@ -63,7 +57,7 @@ void native_angles(Model* m, int table, const float* cos, const float* sin) { m-
 Sequence* native_sequence() { return new Sequence; }
 
 void native_sequence_free(Sequence* seq) {
-  std::free(seq->keys), std::free(seq->values);
+  release(seq->keys), release(seq->values);
   delete seq;
 }
 
@@ -76,14 +70,15 @@ bool native_copy(const Model* m, const Sequence* from, Sequence* to, int capacit
   bool has_room = to != from && to->capacity >= capacity;
   capacity = has_room ? to->capacity : int(up(capacity, PANEL));
   size_t planes = size_t(s.layers) * s.kv_heads, size = planes * s.size * capacity + PANEL;  // a panel may reach past the last value
-  auto keys = has_room ? to->keys : static_cast<float*>(room(size * 4)), values = has_room ? to->values : static_cast<float*>(room(size * 4));
-  if (!keys || !values) return std::free(keys), std::free(values), false;
+  auto keys = has_room ? to->keys : reinterpret_cast<float*>(zeros(size * 4));
+  auto values = has_room ? to->values : reinterpret_cast<float*>(zeros(size * 4));
+  if (!keys || !values) return release(keys), release(values), false;
   for (size_t plane = 0; plane < planes && from->keys; ++plane) {
     size_t at = plane * s.size * capacity, of = plane * s.size * from->capacity;
     std::memcpy(keys + at, from->keys + of, up(length, PANEL) * s.size * 4);
     std::memcpy(values + at, from->values + of, size_t(length) * s.size * 4);
   }
-  if (!has_room) std::free(to->keys), std::free(to->values);
+  if (!has_room) release(to->keys), release(to->values);
   *to = {capacity, keys, values};
   return true;
 }

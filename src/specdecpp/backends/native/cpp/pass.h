@@ -126,8 +126,8 @@ static void make_room(Model& m, int threads, int n, int end) {
   }
 }
 
-// Reads the tokens of some sequences, one after another; logits [rows, v] and states [rows, w] of what is wanted of each, in their
-// order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. A model that scores some tokens only gives minus infinity for the
+// Reads the tokens of some sequences, one after another; logits [rows, v] and states [rows, w] (or null) of what is wanted of each, in
+// their order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. A model that scores some tokens only gives minus infinity for the
 // others, or, where it is `narrow`, logits [rows, scored()]. With `given` [n, w], what layer `first` reads, the pass
 // begins there. One call at a time for a model.
 static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_t* tokens, float* logits, float* states, int seen = -1,
@@ -223,7 +223,7 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
     }
     if (!rows) return;
     norm(x, m.ends.norms[FINAL], s.eps, rows, s.width, h, apart(s.width));
-    for (int r = t; r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
+    for (int r = t; states && r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
     const Matrix& output = m.ends.matrices[OUTPUT];
     bool widens = !narrow && !m.output_ids.empty();
     into({&output}, h, rows, widens ? m.narrow.data() : logits, m.scored(), false);

@@ -35,7 +35,7 @@ struct Drafting {
   double forward_s, head_s;     // seconds; those of a pass are shared by rows
   double value;                 // evidence
   double bias, slope;           // input: the score that estimates are read with, where there is one
-  int32_t why;                  // output: ON, STOPPED or ENDED
+  int32_t why, num;             // outputs: ON, STOPPED or ENDED; how many draft tokens there are
   int32_t num_unread, num_ends, start, limit, evidence, judges_by_q, scores;
   Sampling sampling;
 };
@@ -45,8 +45,7 @@ struct Verifying {
   const double* uniforms;  // one for each draft token, and one for the token that follows
   const float* q;
   // Outputs:
-  float *logits, *states;  // [num + 1, v], [num + 1, w]
-  float* raw;              // the logits before sampling, or null
+  float* logits;           // [num + 1, v] before sampling, or null
   double* overlaps;        // [num] sum min(p, q) of each draft token that the ratio test looked at, or null
   int64_t next;
   double forward_s;
@@ -92,7 +91,7 @@ struct Drawing {
   int vocab, size;
   const int32_t* ids;  // of the tokens that are scored; null: all of them
   const int64_t* pending;
-  int n, start, num = 0;
+  int n, start;
   bool is_drawn, spreads, reads_q;
   float scalars[4] = {};  // of the last draft token
   Seen seen;
@@ -101,18 +100,18 @@ struct Drawing {
       : d(d), m(m), seq(seq), vocab(m.s.vocab), size(m.scored()), ids(size < vocab ? m.output_ids.data() : nullptr), pending(d.unread), n(d.num_unread), start(d.start), is_drawn(d.sampling.temperature > 0), seen(d.sampling) {
     spreads = d.evidence == NEGATIVE_ENTROPY || (d.head && (d.head->reads(ENTROPY) || d.head->reads(GAP)));
     reads_q = d.head || d.judges_by_q || d.evidence == LAST_Q || d.evidence == PRODUCT_OF_Q || spreads;
-    d.value = 1.0, d.why = ON, d.forward_s = d.head_s = 0;
+    d.value = 1.0, d.why = ON, d.num = 0, d.forward_s = d.head_s = 0;
   }
 
   // Whether there is to be one more.
   bool goes_on() {
-    if (d.why != ON || num >= d.limit) return false;
-    if (d.value >= d.least[num]) return true;
+    if (d.why != ON || d.num >= d.limit) return false;
+    if (d.value >= d.least[d.num]) return true;
     d.why = STOPPED;
     return false;
   }
 
-  float* row() { return d.rows + size_t(num) * vocab; }
+  float* row() { return d.rows + size_t(d.num) * vocab; }
 
   void judge(int i, const float* state) {
     double started = now();
@@ -124,7 +123,7 @@ struct Drawing {
   // Draws the next draft token from the logits x [size] after `pending`, which may be `row()`.
   void draws(float* x, const float* state) {
     static thread_local std::vector<float> held;
-    if (d.head && d.head->lags && num) judge(num - 1, state);
+    if (d.head && d.head->lags && d.num) judge(d.num - 1, state);
     bool needs_q = is_drawn || reads_q;
     if (needs_q && (ids || !is_drawn)) held.resize(size);
     float* p = ids || !is_drawn ? held.data() : row();
@@ -133,7 +132,7 @@ struct Drawing {
     int64_t place;
     if (is_drawn) {
       distribution(x, size, d.sampling, p);
-      place = draw(p, size, d.uniforms[num]);
+      place = draw(p, size, d.uniforms[d.num]);
     } else {
       place = argmax(x, size);
       if (reads_q) softmax(x, size, 1.0f, p);
@@ -141,23 +140,23 @@ struct Drawing {
     if (needs_q) q = p[place];
     if (ids) m.widen(is_drawn ? p : x, is_drawn ? 0.0f : -INFINITY, row());
     else if (!is_drawn && x != row()) std::copy(x, x + size, row());
-    int64_t& token = d.tokens[num];
+    int64_t& token = d.tokens[d.num];
     token = ids ? ids[place] : place;
-    d.confidence[num] = q;
-    scalars[LOG_Q] = float(std::log(std::max(q, 1e-30))), scalars[DEPTH] = float(num + 1);
+    d.confidence[d.num] = q;
+    scalars[LOG_Q] = float(std::log(std::max(q, 1e-30))), scalars[DEPTH] = float(d.num + 1);
     if (spreads) spread(x, p, size, is_drawn ? 1.0f / d.sampling.temperature : 1.0f, scalars + ENTROPY, scalars + GAP);
     if (d.evidence == LAST_Q) d.value = q;
     if (d.evidence == PRODUCT_OF_Q) d.value *= q;
     if (d.evidence == NEGATIVE_ENTROPY) d.value = -scalars[ENTROPY];
-    if (d.judges_by_q || (d.head && !d.head->lags)) judge(num, state);
+    if (d.judges_by_q || (d.head && !d.head->lags)) judge(d.num, state);
     seen.add(token);
-    pending = &token, start += n, n = 1, ++num;
+    pending = &token, start += n, n = 1, ++d.num;
     if (std::find(d.ends, d.ends + d.num_ends, token) != d.ends + d.num_ends) d.why = ENDED;
   }
 };
 
-// Draft tokens of `count` requests, a pass of the draft for all that go on; how many each has goes to `nums`.
-extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, int32_t* nums) {
+// Draft tokens of `count` requests, a pass of the draft for all that go on.
+extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count) {
   const Shape& s = m->s;
   static thread_local std::vector<float> logits, states;
   static thread_local std::vector<int64_t> tokens;
@@ -190,7 +189,6 @@ extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting*
     };
     for_each(threads, num, one);
   }
-  for (int i = 0; i < count; ++i) nums[i] = all[i].num;
 }
 
 // sum min(p, q).
@@ -219,8 +217,8 @@ static double residual(const float* p, const float* q, float w, int n, float* re
   return mass;
 }
 
-// How many of the draft tokens are accepted, and the token that follows; p of every row they need is made of its logits.
-static int accepted(const Verifying& v, const int64_t* drafted, int vocab, int64_t* next) {
+// How many of the draft tokens are accepted, and the token that follows; p of every row they need is made of its logits x [num + 1, vocab].
+static int accepted(const Verifying& v, float* x, const int64_t* drafted, int vocab, int64_t* next) {
   const float* q = v.q;
   int count = 0;
   float w = 1.0f, carry = 1.0f;
@@ -229,7 +227,7 @@ static int accepted(const Verifying& v, const int64_t* drafted, int vocab, int64
   const Sampling& s = v.sampling;
   Seen seen(s);
   auto row = [&](int i) {
-    float* p = v.logits + size_t(i) * vocab;
+    float* p = x + size_t(i) * vocab;
     penalise(p, vocab, s), distribution(p, vocab, s, p);
     return p;
   };
@@ -252,17 +250,17 @@ static int accepted(const Verifying& v, const int64_t* drafted, int vocab, int64
     }
     if (v.uniforms[i] < heads) count = i + 1, carry = w;
   }
-  p = v.logits + size_t(count) * vocab;
+  p = x + size_t(count) * vocab;
   bool is_drawn_anew = count < v.num && residual(p, v.q + size_t(count) * vocab, carry, vocab, rest.data()) > 0;
   *next = draw(is_drawn_anew ? rest.data() : p, vocab, v.uniforms[v.num]);
   return count;
 }
 
 // The same at temperature 0.
-static int agreed(const Verifying& v, const int64_t* drafted, int vocab, int64_t* next) {
+static int agreed(const Verifying& v, float* x, const int64_t* drafted, int vocab, int64_t* next) {
   Seen seen(v.sampling);
   for (int i = 0;; seen.add(drafted[i++])) {
-    float* row = v.logits + size_t(i) * vocab;
+    float* row = x + size_t(i) * vocab;
     penalise(row, vocab, v.sampling);
     *next = argmax(row, vocab);
     if (i == v.num || *next != drafted[i]) return i;
@@ -271,8 +269,8 @@ static int agreed(const Verifying& v, const int64_t* drafted, int vocab, int64_t
 
 // The target's pass over the draft tokens of some requests, and their acceptance tests.
 extern "C" void native_verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) {
-  size_t vocab = m->s.vocab, width = m->s.width;
-  static thread_local std::vector<float> logits, states;
+  size_t vocab = m->s.vocab;
+  static thread_local std::vector<float> logits;
   static thread_local std::vector<int64_t> tokens;
   std::vector<Part> parts;
   std::vector<size_t> rows{0};
@@ -282,17 +280,17 @@ extern "C" void native_verify(Model* m, int threads, Sequence** seqs, Verifying*
     parts.push_back({seqs[i], v.start, v.num_tokens, v.num + 1, 0}), rows.push_back(rows.back() + v.num + 1);
     tokens.insert(tokens.end(), v.tokens, v.tokens + v.num_tokens);
   }
-  if (count > 1) logits.resize(rows.back() * vocab), states.resize(rows.back() * width);
+  if (logits.size() < rows.back() * vocab) logits.resize(rows.back() * vocab);
   double started = now();
-  pass(*m, threads, parts.data(), count, tokens.data(), count > 1 ? logits.data() : tasks[0]->logits, count > 1 ? states.data() : tasks[0]->states);
+  pass(*m, threads, parts.data(), count, tokens.data(), logits.data(), nullptr);
   double row_s = (now() - started) / tokens.size();
-  auto one = [&, logits = logits.data(), states = states.data()](int i) {
+  auto one = [&, logits = logits.data()](int i) {
     Verifying& v = *tasks[i];
+    float *x = logits + rows[i] * vocab, *end = logits + rows[i + 1] * vocab;
     v.forward_s = v.num_tokens * row_s;
     if (v.num < 0) return;
-    if (count > 1) std::copy(logits + rows[i] * vocab, logits + rows[i + 1] * vocab, v.logits), std::copy(states + rows[i] * width, states + rows[i + 1] * width, v.states);
-    if (v.raw) std::copy(v.logits, v.logits + size_t(v.num + 1) * vocab, v.raw);
-    v.num_accepted = (v.sampling.temperature > 0 ? accepted : agreed)(v, v.tokens + v.num_tokens - v.num, int(vocab), &v.next);
+    if (v.logits) std::copy(x, end, v.logits);
+    v.num_accepted = (v.sampling.temperature > 0 ? accepted : agreed)(v, x, v.tokens + v.num_tokens - v.num, int(vocab), &v.next);
   };
   for_each(threads, count, one);
 }

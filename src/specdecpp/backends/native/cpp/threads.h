@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <new>
 #include <thread>
 
 static inline void relax() {
@@ -17,26 +16,25 @@ static inline void relax() {
 #endif
 }
 
-// Where they wait for each other.
-class Barrier {
- public:
-  explicit Barrier(int size) : size_(size) {}
+// Where threads wait for each other; each has its own, over what they share.
+struct Meeting {
+  alignas(64) std::atomic<uint32_t> phase{0};
+  std::atomic<int> arrived{0};
+};
+struct Barrier {
+  Meeting& at;
+  int size;
   void wait() {
-    if (size_ == 1) return;
-    uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-      arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
+    if (size == 1) return;
+    uint32_t phase = at.phase.load(std::memory_order_relaxed);
+    if (at.arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+      at.arrived.store(0, std::memory_order_relaxed);
+      at.phase.store(phase + 1, std::memory_order_release);
     } else {
-      for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins)
+      for (int spins = 0; at.phase.load(std::memory_order_acquire) == phase; ++spins)
         if (spins < 1 << 10) relax(); else std::this_thread::yield();
     }
   }
-
- private:
-  int size_;
-  std::atomic<uint32_t> phase_{0};
-  std::atomic<int> arrived_{0};
 };
 
 static struct {
@@ -51,24 +49,14 @@ extern "C" void native_team(decltype(team.parallel) parallel, decltype(team.numb
 // work(t, size, barrier) by so many threads, or fewer where the runtime gives fewer.
 template <class Work>
 static void together(int threads, const Work& work) {
-  if (threads == 1 || !team.parallel) {
-    Barrier alone(1);
-    return work(0, 1, alone);
-  }
-  struct Task {
-    const Work& work;
-    std::atomic<bool> is_taken{false};
-    std::atomic<Barrier*> barrier{nullptr};
-    alignas(64) char room[sizeof(Barrier)];
-  } task{work, {false}, {nullptr}, {}};
-  auto body = [](void* given) {
-    Task& task = *static_cast<Task*>(given);
-    if (!task.is_taken.exchange(true)) task.barrier.store(new (task.room) Barrier(team.size()), std::memory_order_release);
-    Barrier* barrier;
-    while (!(barrier = task.barrier.load(std::memory_order_acquire))) relax();
-    task.work(team.number(), team.size(), *barrier);
+  Meeting meeting;
+  auto as = [&](int number, int size) {
+    Barrier barrier{meeting, size};
+    work(number, size, barrier);
   };
-  team.parallel(body, &task, unsigned(threads), 0);
+  if (threads == 1 || !team.parallel) return as(0, 1);
+  auto body = [](void* given) { (*static_cast<decltype(as)*>(given))(team.number(), team.size()); };
+  team.parallel(body, &as, unsigned(threads), 0);
 }
 
 // work(i) for each i below num, by so many threads at most.
