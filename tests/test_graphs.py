@@ -53,20 +53,6 @@ def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) ->
     run()
 
 
-@torch.inference_mode()
-def test_what_lies_past_the_text_is_never_seen() -> None:
-    """Catches padding or forgotten tokens with any weight at all: large numbers in their place change no bit."""
-    backend = GraphModel(built("llama")).new_cache()
-    backend.extend(TEXT[:6], rows=1)
-    before = backend.extend(TEXT[6:10], rows=4)
-    backend.rollback(6)
-    for layer in (*backend.static.keys, *backend.static.values):
-        layer[:, 6:] = 1e4
-    after = backend.extend(TEXT[6:10], rows=4)
-    for a, b in zip(before, after, strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
@@ -91,7 +77,7 @@ def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.
 
 
 def test_a_context_that_takes_little_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a cache that grows, and forgets what was recorded, where there is room for the whole context."""
+    """Catches a cache that grows where there is room for the whole context, and graphs of where it was before it grew."""
     held = 2 * 2 * 2 * 2048 * 16 * 4  # keys and values of two layers, two heads of 16 numbers in float32
     for free, capacities, is_kept in ((32 * held, {2048}, True), (32 * held - 1, {256, 512}, False)):
         monkeypatch.setattr("specdecpp.backends.graphs.model.free_bytes", lambda device, free=free: free)
@@ -101,28 +87,8 @@ def test_a_context_that_takes_little_memory_is_reserved(monkeypatch: pytest.Monk
         backend.extend(LONG[3:300], rows=1)
         backend.extend(LONG[300:303], rows=1)
         assert found | {backend.static.capacity} == capacities
-        assert (before.items() <= backend.static._programs.items()) == is_kept
-
-
-def test_recorded_work_goes_with_the_cache_it_was_recorded_over() -> None:
-    """Catches graphs that read and write where the cache was before it grew; what is called on a CPU would find it anyway."""
-    backend = GraphModel(built("llama", max_position_embeddings=1024)).new_cache()
-    backend.extend(LONG[:3], rows=1)
-    before, keys = dict(backend.static._programs), backend.static.keys[0]
-    backend.extend(LONG[3:300], rows=1)
-    assert backend.static.keys[0] is not keys
-    backend.rollback(3)
-    backend.extend(LONG[3:6], rows=1)
-    assert not set(before.values()) & set(backend.static._programs.values())
-
-
-def test_a_rehearsal_in_the_middle_of_a_text_leaves_no_trace() -> None:
-    """Catches work that is tried out where the text stands."""
-    model = model_of("llama", torch.float64)
-    backend = GraphModel(model).new_cache()
-    for a, b in ((0, 5), (5, 9), (9, 11)):  # the last width is new, and rehearsed with the tokens of the step before
-        logits, _ = backend.extend(TEXT[a:b], rows=1)
-    torch.testing.assert_close(logits, LeanModel(model).new_cache().extend(TEXT[:11], rows=1)[0], atol=1e-9, rtol=1e-9)
+        now = backend.static._programs
+        assert before.items() <= now.items() if is_kept else not set(before.values()) & set(now.values())
 
 
 def test_a_cache_is_used_again_and_says_the_same() -> None:

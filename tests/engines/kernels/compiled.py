@@ -80,9 +80,10 @@ def compiled(kind: str, dtype: torch.dtype, capability: int) -> Counter[str]:
     body = static.body = object.__new__(Compiled)
     body.__dict__.update(fused.fused(backend.model).__dict__)
     body.is_new, body.found = capability >= 90, Counter()
-    body.early = frozenset({"settle", "queries", "attend", "out", "gate", "down", "output"} if body.is_new else ())
+    body.early = {"settle", "queries", "attend", "out", "gate", "down", "output"} if body.is_new else set()
     for span, width in ((256, 1), (512, 33)):
         backend.make_room(span - 33)
+        static.prepare(span)
         static._pass(width, span)
     return body.found
 

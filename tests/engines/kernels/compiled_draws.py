@@ -18,14 +18,14 @@ TYPES = {
     **dict.fromkeys(("temperature", "penalty", "top_p", "min_p", "rest", "clip"), "fp32"),
     "seen": "*i1",
 }
-SIZES = {"PARTS": 256, "BLOCK": draws.BLOCK}
-ASKED = {"HAS_SEEN": True, "DRAFTS": True, "CELLS": 1024, "BLOCK": draws.BLOCK}
-CUT = ASKED | SIZES | {"COUNTS": draws.LEVELS, "LEVELS": draws.LEVELS, "FAN": draws.FAN}
+SIZES = {"PARTS": 256}
+ASKED = {"HAS_SEEN": True, "DRAFTS": True}
+CUT = ASKED | SIZES | {"COUNTS": 5}
 PLAIN = CUT | {"HAS_SEEN": False, "DRAFTS": False, "COUNTS": 0}
 NOTED = SIZES | {"JUDGES": False, "SCORES": False, "HAS_SEEN": True, "DRAWS_ONLY": False}
 CASES: dict[str, list[dict[str, Any]]] = {
     "tops": [ASKED],
-    "narrow": [CUT | {"IS_COUNT": is_count, "PIECE": draws.PIECE} for is_count in (True, False)],
+    "narrow": [CUT | {"IS_COUNT": is_count} for is_count in (True, False)],
     "weigh": [CUT | {"HAS_TOP_P": True}, PLAIN | {"HAS_TOP_P": False}],
     "note": [
         NOTED | {"GREEDY": True, "EVIDENCE": 3},
@@ -33,10 +33,10 @@ CASES: dict[str, list[dict[str, Any]]] = {
         NOTED | {"GREEDY": False, "EVIDENCE": 0, "DRAWS_ONLY": True},
     ],
     "choose": [SIZES | {"GREEDY": is_greedy} for is_greedy in (True, False)],
-    "agree": [{"LINES": verdicts.LINES}],
-    "carry": [{"LINES": verdicts.LINES}],
-    "residues": [{"IS_BLOCK": is_block, "BLOCK": draws.BLOCK} for is_block in (True, False)],
-    "judge": [SIZES | {"IS_BLOCK": is_block, "LINES": verdicts.LINES} for is_block in (True, False)],
+    "agree": [{}],
+    "carry": [{}],
+    "residues": [{"IS_BLOCK": is_block} for is_block in (True, False)],
+    "judge": [SIZES | {"IS_BLOCK": is_block} for is_block in (True, False)],
 }
 
 

@@ -127,12 +127,7 @@ class StaticCache:
         self.logits = like.new_zeros(WIDTHS[-1], body.vocab_size)
         self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._programs: dict[Hashable, Program] = {}
-        self._graphs = graphs_of(self.device)
-
-    @property
-    def is_recorded(self) -> bool:
-        """True where programs are recorded here rather than called."""
-        return self._graphs is not None
+        self.graphs = graphs_of(self.device)  # None where programs are called
 
     @property
     def capacity(self) -> int:
@@ -142,17 +137,6 @@ class StaticCache:
         """The angles of a span. They are kept: what was recorded reads them where they are."""
         if span not in self._tables:
             self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
-
-    def read(
-        self, tokens: Int[Tensor, " W"], start: Int[Tensor, " 1"], span: int, *, out: Tensor | None = None
-    ) -> Float[Tensor, "W D"]:
-        """Put tokens through all layers at start, start + 1, ... of the cache; what the output layer reads."""
-        body = self.body
-        if isinstance(body, FusedModel):
-            return body.read_static(tokens, start, span, self._tables[span], self.keys, self.values, out)
-        x = F.embedding(tokens, body._embedding)
-        hidden = body._norm(body._through(x, self._attending(x, start, span)))
-        return hidden if out is None else out.copy_(hidden)
 
     def _attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
         positions = start + torch.arange(len(x), device=self.device)
@@ -170,10 +154,6 @@ class StaticCache:
         self.values[i].index_copy_(1, positions, v)
         return self.keys[i][:, :span], self.values[i][:, :span]
 
-    def score(self, hidden: Float[Tensor, "W D"]) -> Float[Tensor, "W V"]:
-        """Logits."""
-        return self.body._score(hidden)
-
     def program(self, key: Hashable, work: Callable[[], None], *, reset: Callable[[], object]) -> Program:
         """The program of this key, recorded now if it is new. The one used longest ago makes room for it."""
         program = self._programs.pop(key, None)
@@ -183,7 +163,7 @@ class StaticCache:
                 del self._programs[next(iter(self._programs))]
             began = perf_counter()
             beside = next(iter(self._programs.values()), None)
-            program = Program(work, reset=reset, graphs=self._graphs, beside=beside)
+            program = Program(work, reset=reset, graphs=self.graphs, beside=beside)
             self._settle()
             self.recording_s += perf_counter() - began
         self._programs[key] = program
@@ -196,8 +176,8 @@ class StaticCache:
 
     def _settle(self) -> None:
         """A graph must not go while it runs, and its rehearsals are over when recording is."""
-        if self._graphs is not None:
-            self._graphs.settle()
+        if self.graphs is not None:
+            self.graphs.settle()
 
     def pass_over(self, width: int, span: int) -> Program:
         """Reads `inputs`, fills `hidden` and `logits`."""
@@ -205,11 +185,18 @@ class StaticCache:
         return self.program(("pass", width, span), partial(self._pass, width, span), reset=lambda: self.rest(self.inputs, span))
 
     def _pass(self, width: int, span: int) -> None:
-        hidden = self.read(self.inputs[1 : 1 + width], self.inputs[:1], span, out=self.hidden[:width])
-        if isinstance(self.body, FusedModel) and self.body.output_ids is None:
-            self.body.logits(hidden, self.logits[:width])
+        """Put the inputs through all layers at start, start + 1, ... of the cache, and through the output layer."""
+        body, start, tokens = self.body, self.inputs[:1], self.inputs[1 : 1 + width]
+        hidden, logits = self.hidden[:width], self.logits[:width]
+        if isinstance(body, FusedModel):
+            body.read_static(tokens, start, span, self._tables[span], self.keys, self.values, hidden)
         else:
-            self.logits[:width] = self.score(hidden)
+            x = F.embedding(tokens, body._embedding)
+            hidden.copy_(body._norm(body._through(x, self._attending(x, start, span))))
+        if isinstance(body, FusedModel) and body.output_ids is None:
+            body.logits(hidden, logits)
+        else:
+            logits.copy_(body._score(hidden))
 
     @staticmethod
     def rest(start: Int[Tensor, " n"], span: int) -> None:

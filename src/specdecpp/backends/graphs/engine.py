@@ -175,7 +175,7 @@ class _DeviceSteps:
         self.record.send([0, 0, len(unread), self._draft.length, unread[0], unread[-1], start, tokens[-1]], numbers)
         cache.inputs[:3].copy_(self.record.pending)
         num, num_queued = self._run(step, reads, limit, steps_ahead(least, limit))
-        self._draft.advance(len(unread) + min(num_queued, num + 1) - 1)
+        self._draft.length += len(unread) + min(num_queued, num + 1) - 1
         if not is_greedy:
             self._uniforms[0].take(num)
         return num
@@ -212,7 +212,7 @@ class _DeviceSteps:
         if self._done is not None:
             self._mark_by(self._done)
             self._done.synchronize()
-        self._target.advance(num + 1)
+        self._target.length += num + 1
         num_accepted, next_token = map(int, outcome[:2].tolist())
         if not self._sampling.is_greedy:
             self._uniforms[1].take(num_accepted + 1 if self._compares else num + 1)

@@ -16,7 +16,6 @@ from specdecpp.verify import BlockVerification, CompareVerification, Verificatio
 
 _LARGEST = 2**20
 """Tokens of a vocabulary whose weights, each at most 2^42, add up to less than 2^63."""
-_CELLS = 1024
 _KINDS = {Evidence.LAST_Q: 1, Evidence.PRODUCT_OF_Q: 2, Evidence.NEGATIVE_ENTROPY: 3, Evidence.SURVIVAL: 4}
 
 
@@ -36,7 +35,7 @@ class RowKernels:
         verdicts: Any = import_module("specdecpp.backends.graphs.kernels.verdicts")
         self._kernels, self._verdicts = kernels, verdicts
         self._logits, self.vocab_size = logits, logits.shape[1]
-        self.num_parts = -(-self.vocab_size // kernels.BLOCK)
+        self.num_parts = -(-self.vocab_size // kernels.BLOCK.value)
         self._parts = max(256, 1 << (self.num_parts - 1).bit_length())  # compiled once for most vocabularies
         shape, device = (num_rows, self.num_parts), logits.device
         whole: dict[str, Any] = {"dtype": torch.long, "device": device}
@@ -44,11 +43,11 @@ class RowKernels:
         self._highest = logits.new_empty(shape, dtype=torch.float32)
         self._whose = logits.new_empty(shape, dtype=torch.int32)
         self._masses, self._totals = torch.zeros(shape, **whole), torch.zeros(num_rows, **whole)
-        self._sums = torch.zeros(num_rows, _CELLS, **whole)
-        self._ties = logits.new_empty(*shape, kernels.FAN, dtype=torch.int32)
+        self._sums = torch.zeros(num_rows, kernels.CELLS.value, **whole)
+        self._ties = logits.new_empty(*shape, kernels.FAN.value, dtype=torch.int32)
         self._leans, self._rests, self._commons = (torch.zeros(shape, **wide) for _ in range(3))
-        self._carries = torch.ones(2 * verdicts.LINES, **wide)
-        self._chosen = torch.zeros(verdicts.LINES, **whole)
+        self._carries = torch.ones(2 * verdicts.LINES.value, **wide)
+        self._chosen = torch.zeros(verdicts.LINES.value, **whole)
         self._rows: Tensor | None = None
 
     @property
@@ -67,12 +66,13 @@ class RowKernels:
         top_p, min_p = (1.0, 0.0) if is_free else (sampling.top_p, sampling.min_p)
         self.peak(sampling, order, line, seen, num)
         grid, source, numbers, same = self._asked(sampling, order, line, seen, num)
-        counts, has_top_p = kernels.LEVELS if top_k else 0, top_p < 1.0
-        same |= {"COUNTS": counts, "LEVELS": kernels.LEVELS, "FAN": kernels.FAN, "PARTS": self._parts}
+        levels = kernels.LEVELS.value
+        counts, has_top_p = levels if top_k else 0, top_p < 1.0
+        same |= {"COUNTS": counts, "PARTS": self._parts}
         for is_count in [True] * (counts > 0) + [False] * has_top_p:
-            for level in range(kernels.LEVELS):
+            for level in range(levels):
                 cuts = (*numbers, top_k, top_p, level)
-                kernels.narrow[grid](*source, self._sums, self._ties, *cuts, **same, IS_COUNT=is_count, PIECE=kernels.PIECE)
+                kernels.narrow[grid](*source, self._sums, self._ties, *cuts, **same, IS_COUNT=is_count)
         made = (self._sums, self._ties, rows, self._masses, self._totals, self._leans)
         kernels.weigh[grid](*source, *made, *numbers, top_k, top_p, min_p, **same, HAS_TOP_P=has_top_p)
 
@@ -85,7 +85,7 @@ class RowKernels:
         """(grid, tensors, numbers, constants) that the launches over all tokens have in common."""
         temperature = 1.0 if sampling.is_greedy else sampling.temperature
         numbers = (self.vocab_size, self.num_parts, temperature, sampling.repetition_penalty)
-        same = {"HAS_SEEN": sampling.needs_seen, "DRAFTS": num is None, "CELLS": _CELLS, "BLOCK": self._kernels.BLOCK}
+        same = {"HAS_SEEN": sampling.needs_seen, "DRAFTS": num is None}
         return (self.num_parts, num or 1), (self._logits, seen, line, order, self._highest), numbers, same
 
     def note(
@@ -113,14 +113,12 @@ class RowKernels:
             HAS_SEEN=has_seen,
             DRAWS_ONLY=draws_only,
             PARTS=self._parts,
-            BLOCK=self._kernels.BLOCK,
         )
 
     def judge(self, record: Any, sampling: Sampling, verification: Verification, num: int) -> None:
         """The verdict on the draft tokens of a record by the first `num` rows, into its outcome."""
         verdicts, order, line = self._verdicts, record.order, record.line
         of = (self.vocab_size, self.num_parts)
-        sizes = {"PARTS": self._parts, "BLOCK": self._kernels.BLOCK}
         if sampling.is_greedy:
             self.peak(sampling, order, line, record.context, num)
         else:
@@ -128,20 +126,17 @@ class RowKernels:
         if sampling.is_greedy or isinstance(verification, CompareVerification):
             drawn = (self._masses, order, record.verify_uniforms, self._chosen, *of)
             rows = self._highest if sampling.is_greedy else self._own
-            verdicts.choose[(num,)](rows, self._highest, self._whose, *drawn, GREEDY=sampling.is_greedy, **sizes)
-            verdicts.agree[(1,)](self._chosen, line, order, record.outcome, LINES=verdicts.LINES)
+            verdicts.choose[(num,)](rows, self._highest, self._whose, *drawn, GREEDY=sampling.is_greedy, PARTS=self._parts)
+            verdicts.agree[(1,)](self._chosen, line, order, record.outcome)
             return
         both = (self._own, record.rows, self._totals, record.totals)
         is_block = isinstance(verification, BlockVerification)
         if is_block:
-            verdicts.carry[(1,)](*both, line, order, self._carries, self.vocab_size, LINES=verdicts.LINES)
+            verdicts.carry[(1,)](*both, line, order, self._carries, self.vocab_size)
         sums = (self._rests, self._commons)
-        verdicts.residues[self.num_parts, num](
-            *both, self._carries, order, *sums, *of, IS_BLOCK=is_block, BLOCK=self._kernels.BLOCK
-        )
+        verdicts.residues[self.num_parts, num](*both, self._carries, order, *sums, *of, IS_BLOCK=is_block)
         verdicts.judge[(1,)](
             *(*both, self._carries, self._masses, *sums, line, order, record.verify_uniforms, record.outcome, *of),
             IS_BLOCK=is_block,
-            LINES=verdicts.LINES,
-            **sizes,
+            PARTS=self._parts,
         )

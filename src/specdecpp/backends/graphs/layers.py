@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.backends import trimmed
-from specdecpp.backends.graphs.tiling import Tiling, early_in, in_steps, shape_of
+from specdecpp.backends.graphs.tiling import EARLY, Tiling, in_steps, shape_of
 from specdecpp.backends.lean import LeanModel, Norm, _Layer
 
 _PROGRAMS = 512
@@ -43,7 +43,7 @@ class FusedModel(LeanModel):
     products: Any
     is_new: bool
     """The GPU can launch kernels while the one before them runs."""
-    early: frozenset[str]
+    early: set[str]
     """Those that are: `tiling.EARLY`."""
 
     def read_static(
@@ -54,10 +54,10 @@ class FusedModel(LeanModel):
         tables: _Tables,
         keys: list[Tensor],
         values: list[Tensor],
-        out: Float[Tensor, "n D"] | None = None,
-    ) -> Float[Tensor, "n D"]:
-        """States that the output layer reads: n rows from `start`, in caches [kv heads, capacity, size] of each layer. The
-        text ends within `span`."""
+        out: Float[Tensor, "n D"],
+    ) -> None:
+        """Put into `out` the states that the output layer reads: n rows from `start`, in caches [kv heads, capacity, size] of
+        each layer. The text ends within `span`."""
         x = self._embedding.new_empty(len(tokens), self.hidden_size)
         squares = x.new_empty(0, 0, dtype=torch.float32)
         rows = _Stream(x, torch.empty_like(x), squares, self._layers[0].norm)
@@ -69,9 +69,8 @@ class FusedModel(LeanModel):
             gated = self._through_gate(rows, layer.gate_up)
             last = i + 1 == len(self._layers)
             self._add("down", rows, gated, layer.down, layer.down_norm, self._norm if last else self._layers[i + 1].norm)
-        rows.h = torch.empty_like(x) if out is None else out
+        rows.h = out
         self._settle(rows, "given", x)
-        return rows.h
 
     def _score(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
         logits = self.logits(hidden, hidden.new_empty(len(hidden), self._output.shape[1]))
@@ -156,7 +155,7 @@ class FusedModel(LeanModel):
         """Attention to the text up to each row."""
         n, _, size = queries.shape
         kv, groups = self._kv_heads, self._heads // self._kv_heads
-        block, lines, positions = self.kernels.block_of(size), self.kernels.ROWS, self.kernels.POSITIONS
+        block, lines, positions = self.kernels.block_of(size), self.kernels.ROWS.value, self.kernels.POSITIONS.value
         blocks, most = -(-n * groups // lines), span // positions
         parts = 1 if span <= _WHOLE else max(1, min(most, _PROGRAMS // (kv * blocks), self.kernels.PARTS))
         portion = -(-most // parts) * positions
@@ -167,8 +166,7 @@ class FusedModel(LeanModel):
         self._launch(
             "attend",
             *(self.kernels.attend, (kv, parts, blocks), queries, keys, values, start, tops, sums, mixtures, out, n, kv, groups),
-            *(keys.shape[1], window, portion, scale, size, block, lines, positions),
-            STAGES=self.kernels.STAGES,
+            *(keys.shape[1], window, portion, scale, size, block),
             IS_WHOLE=is_whole,
             num_warps=self.kernels.WARPS,
         )
@@ -289,7 +287,7 @@ def fused(backend: LeanModel) -> LeanModel:
     own.__dict__.update(body.__dict__)
     own.kernels, own.products = kernels
     own.is_new = like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
-    own.early = early_in(own.hidden_size) if own.is_new else frozenset()
+    own.early = EARLY.get(own.hidden_size, {"settle", "attend", "out"}) if own.is_new else set()
     return own
 
 

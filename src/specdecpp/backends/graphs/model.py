@@ -39,10 +39,6 @@ class GraphCache(LeanCache):
             weakref.finalize(self, idle.append, self._static)
         return self._static
 
-    def advance(self, num_tokens: int) -> None:
-        """Count tokens that a pass on the device has put into the cache."""
-        self.length += num_tokens
-
     def make_room(self, length: int) -> int:
         """Room for a text of this length; the span that a pass reads which ends there: it depends on the text only, so that a
         seed gives the same bits again."""
@@ -50,7 +46,6 @@ class GraphCache(LeanCache):
         if span > static.capacity:
             static.forget()
             super().make_room(max(span, self.model.reserved()))
-        static.prepare(span)
         return span
 
 
@@ -80,7 +75,7 @@ class GraphModel(LeanModel):
         """Record passes of these widths over texts up to this length, on the cache of the next request. Tells whether there are
         any: nothing is recorded on a CPU."""
         other = self.new_cache()
-        if not other.static.is_recorded:
+        if other.static.graphs is None:
             return False
         span, last = span_of(0), other.make_room(min(length, self.max_length or length))
         while span <= last:
@@ -99,7 +94,7 @@ class GraphModel(LeanModel):
         program = static.pass_over(bucket(n), span)
         static.inputs[: n + 1] = torch.tensor([cache.length, *tokens], device=self.device)
         program()
-        cache.advance(n)
+        cache.length += n
         return static.logits[n - rows : n].clone(), static.hidden[n - rows : n].clone()
 
     def reserved(self) -> int:

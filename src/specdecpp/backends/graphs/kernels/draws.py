@@ -19,14 +19,16 @@ TRITON_INTERPRET=1 runs them on a CPU, slowly: tests do (`make engine-kernels`).
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-BLOCK = 1024
+BLOCK = tl.constexpr(1024)
 """Tokens of a part."""
-FAN = 64
+FAN = tl.constexpr(64)
 """Thresholds that one launch of `narrow` tries: 6 bits of a key."""
-PIECE = 4
+PIECE = tl.constexpr(4)
 """Thresholds at a time."""
-LEVELS = 5
+LEVELS = tl.constexpr(5)
 """Launches that find a threshold: FAN ** LEVELS is more than there are keys."""
+CELLS = tl.constexpr(1024)
+"""Sums of a row, as a power of two: LEVELS of tokens, LEVELS of weights, FAN each."""
 _SCALE = tl.constexpr(2.0**42)
 _LEAST = tl.constexpr((127 - 42 << 23) - 1)  # the bits of 2^-42, less one: what has no weight has key 0
 
@@ -71,7 +73,7 @@ def _share(key):
 
 
 @triton.jit
-def _found(sums, need, num, LEVELS: tl.constexpr, FAN: tl.constexpr):
+def _found(sums, need, num):
     """(the first `num` digits of a key, the sum above it): the greatest key from which on the sum is at least `need`."""
     digits = tl.arange(0, FAN)
     key, above = tl.full((), 0, tl.int32), tl.full((), 0, tl.int64)
@@ -108,8 +110,6 @@ def tops(
     penalty,
     HAS_SEEN: tl.constexpr,
     DRAFTS: tl.constexpr,
-    CELLS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """The greatest logit of each part of each row, and the first token that has it. Clears what later launches add to."""
     part, row = tl.program_id(0), tl.program_id(1)
@@ -153,12 +153,7 @@ def narrow(
     DRAFTS: tl.constexpr,
     COUNTS: tl.constexpr,
     IS_COUNT: tl.constexpr,
-    CELLS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    FAN: tl.constexpr,
-    PIECE: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """The next digit of a threshold: tokens or their weights from each of FAN keys on, as far as they lie inside the bracket;
     of weights at the last level also how many tokens of a part have each key. Those of weights follow COUNTS levels of tokens.
@@ -173,13 +168,13 @@ def narrow(
     share = tl.exp(z - _top(highest + row * num_parts, num_parts, PARTS))
     key, own = _key(share), sums + row * CELLS
     if IS_COUNT:
-        known, _ = _found(own, top_k, level, LEVELS, FAN)
+        known, _ = _found(own, top_k, level)
     else:
         if COUNTS > 0:
-            least, _ = _found(own, top_k, COUNTS, LEVELS, FAN)
+            least, _ = _found(own, top_k, COUNTS)
             inside = inside & (key >= least)
         own += COUNTS * FAN
-        known, _ = _found(own, _needed(own, top_p), level, LEVELS, FAN)
+        known, _ = _found(own, _needed(own, top_p), level)
     digit = (key >> (6 * (LEVELS - 1 - level))) - known * FAN
     inside = inside & (digit >= 0) & (digit < FAN)
     digit = tl.where(inside, digit, -1)
@@ -223,11 +218,7 @@ def weigh(
     DRAFTS: tl.constexpr,
     COUNTS: tl.constexpr,
     HAS_TOP_P: tl.constexpr,
-    CELLS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    FAN: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Rows of probabilities: each token's as a share of the largest, 0 where it is cut, which is written to `rows`; the sum
     of weights of each part and of each row, and of weights times logarithms of shares.
@@ -246,12 +237,12 @@ def weigh(
     key, own = _key(share), sums + row * CELLS
     is_kept = inside & (key > 0) & (share >= min_p)
     if COUNTS > 0:
-        least, _ = _found(own, top_k, COUNTS, LEVELS, FAN)
+        least, _ = _found(own, top_k, COUNTS)
         is_kept = is_kept & (key >= least)
         own += COUNTS * FAN
     if HAS_TOP_P:
         need = _needed(own, top_p)
-        least, above = _found(own, need, LEVELS, LEVELS, FAN)
+        least, above = _found(own, need, LEVELS)
         weight = tl.maximum(_weight(_share(least)), 1)
         num_equal = (need - above + weight - 1) // weight
         others = tl.arange(0, PARTS)
@@ -273,7 +264,7 @@ def weigh(
 
 
 @triton.jit
-def _drawn(rows, masses, u, vocab, num_parts, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _drawn(rows, masses, u, vocab, num_parts, PARTS: tl.constexpr):
     """(token, its weight, the sum of all): the first token whose running sum exceeds floor(u W)."""
     parts, places = tl.arange(0, PARTS), tl.arange(0, BLOCK)
     mass = tl.load(masses + parts, mask=parts < num_parts, other=0)
@@ -325,7 +316,6 @@ def note(
     HAS_SEEN: tl.constexpr,
     DRAWS_ONLY: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """One draft token of a draft: drawn, judged, tested and written down, as `steps.DraftStep` says.
 
@@ -342,7 +332,7 @@ def note(
         total = tl.sum(tl.load(masses + parts, mask=parts < num_parts, other=0), 0)
         weight = _weight(tl.load(own + token))
     else:
-        token, weight, total = _drawn(own, masses, tl.load(uniforms + count), vocab, num_parts, PARTS, BLOCK)
+        token, weight, total = _drawn(own, masses, tl.load(uniforms + count), vocab, num_parts, PARTS)
     token = token.to(tl.int64)
     q = weight.to(tl.float64) / total.to(tl.float64)
     accept = tl.full((), 1.0, tl.float64)

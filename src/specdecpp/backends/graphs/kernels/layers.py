@@ -16,15 +16,15 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # pyright: ignore[reportMissingImports]
 
-ROWS = 16
+ROWS = tl.constexpr(16)
 """Rows of queries that one program of `attend` takes: the fewest that the matrix units do."""
-POSITIONS = 64
+POSITIONS = tl.constexpr(64)
 """Positions that it reads at a time."""
 PARTS = 32
 """Most portions of a text."""
 WARPS = 4
 """Warps of a program of `attend`."""
-STAGES = 2
+STAGES = tl.constexpr(2)
 """Steps of `attend` that are read ahead, and the one that it is at."""
 
 
@@ -163,9 +163,6 @@ def attend(
     scale,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    STAGES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):

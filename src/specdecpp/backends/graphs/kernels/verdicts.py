@@ -6,9 +6,9 @@ Rows of p and q hold each token as a share of the largest probability, as `draws
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from specdecpp.backends.graphs.kernels.draws import _argmax, _drawn, _weight
+from specdecpp.backends.graphs.kernels.draws import BLOCK, _argmax, _drawn, _weight
 
-LINES = 64
+LINES = tl.constexpr(64)
 """Rows of a verdict, as a power of two."""
 
 
@@ -25,7 +25,6 @@ def choose(
     num_parts,
     GREEDY: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """A token of each row: the most likely one, or drawn."""
     row = tl.program_id(0)
@@ -35,14 +34,12 @@ def choose(
     if GREEDY:
         token = _argmax(highest + base, whose + base, vocab, num_parts, PARTS)
     else:
-        token, _, _ = _drawn(
-            rows + row.to(tl.int64) * vocab, masses + base, tl.load(uniforms + row), vocab, num_parts, PARTS, BLOCK
-        )
+        token, _, _ = _drawn(rows + row.to(tl.int64) * vocab, masses + base, tl.load(uniforms + row), vocab, num_parts, PARTS)
     tl.store(chosen + row, token.to(tl.int64))
 
 
 @triton.jit
-def agree(chosen, line, order, outcome, LINES: tl.constexpr):
+def agree(chosen, line, order, outcome):
     """(how many are accepted, which token follows): accept while the draft token is the token chosen in its place."""
     num, at = tl.load(order), tl.arange(0, LINES)
     own = tl.load(chosen + at, mask=at <= num, other=-1)
@@ -53,7 +50,7 @@ def agree(chosen, line, order, outcome, LINES: tl.constexpr):
 
 
 @triton.jit
-def _ratios(p, q, p_totals, q_totals, line, num, vocab, LINES: tl.constexpr):
+def _ratios(p, q, p_totals, q_totals, line, num, vocab):
     """p/q of each draft token in its place, 1 behind the last."""
     at = tl.arange(0, LINES)
     is_taken = at < num
@@ -66,10 +63,10 @@ def _ratios(p, q, p_totals, q_totals, line, num, vocab, LINES: tl.constexpr):
 
 
 @triton.jit
-def carry(p, q, p_totals, q_totals, line, order, carries, vocab, LINES: tl.constexpr):
+def carry(p, q, p_totals, q_totals, line, order, carries, vocab):
     """Block verification's w_0 = 1, w_i = min(1, w_(i-1) p/q)."""
     num, at = tl.load(order), tl.arange(0, LINES)
-    ratios = _ratios(p, q, p_totals, q_totals, line, num, vocab, LINES)
+    ratios = _ratios(p, q, p_totals, q_totals, line, num, vocab)
     last = tl.full((), 1.0, tl.float64)
     made = tl.full((LINES,), 1.0, tl.float64)
     for i in range(num):
@@ -89,9 +86,7 @@ def _rest(p, q, p_total, q_total, factor, at, inside, is_taken):
 
 
 @triton.jit(do_not_specialize=["num_parts"])
-def residues(
-    p, q, p_totals, q_totals, carries, order, rests, commons, vocab, num_parts, IS_BLOCK: tl.constexpr, BLOCK: tl.constexpr
-):
+def residues(p, q, p_totals, q_totals, carries, order, rests, commons, vocab, num_parts, IS_BLOCK: tl.constexpr):
     """Add each part of each row to sum (w p - q)+ and to sum min(p, q)."""
     part, row = tl.program_id(0), tl.program_id(1)
     num = tl.load(order)
@@ -111,7 +106,7 @@ def residues(
 
 
 @triton.jit
-def _line_sums(cells, num, num_parts, LINES: tl.constexpr, PARTS: tl.constexpr):
+def _line_sums(cells, num, num_parts):
     """Sums of rows [lines, parts], the parts in pieces of 32."""
     at = tl.arange(0, LINES)
     total = tl.zeros((LINES,), tl.float64)
@@ -139,9 +134,7 @@ def judge(
     vocab,
     num_parts,
     IS_BLOCK: tl.constexpr,
-    LINES: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """(how many are accepted, which token follows, and the overlaps of p and q) by the ratio test or block verification.
 
@@ -149,18 +142,18 @@ def judge(
     """
     num, at = tl.load(order), tl.arange(0, LINES)
     coins = tl.load(uniforms + at, mask=at < num, other=2.0)
-    ratios = _ratios(p, q, p_totals, q_totals, line, num, vocab, LINES)
+    ratios = _ratios(p, q, p_totals, q_totals, line, num, vocab)
     factor = tl.full((), 1.0, tl.float64)
     if IS_BLOCK:
         survival = tl.load(carries + 1 + at, mask=at < num, other=0.0)  # w_1, w_2, ...
-        sums = _line_sums(rests + num_parts, num - 1, num_parts, LINES, PARTS)
+        sums = _line_sums(rests + num_parts, num - 1, num_parts)
         chance = tl.where(sums > 0, sums / (sums + (1.0 - survival)), 0.0)
         chance = tl.where(at == num - 1, survival, chance)
         count = tl.max(tl.where((at < num) & (coins < chance), at + 1, 0), 0)
         factor = tl.load(carries + count)
     else:
         count = tl.min(tl.where((at < num) & (coins < ratios), LINES, at), 0)
-        tl.store(outcome + 2 + at, _line_sums(commons, num - 1, num_parts, LINES, PARTS), mask=at < num)
+        tl.store(outcome + 2 + at, _line_sums(commons, num - 1, num_parts), mask=at < num)
     parts, places = tl.arange(0, PARTS), tl.arange(0, BLOCK)
     mass = tl.load(rests + count * num_parts + parts, mask=parts < num_parts, other=0.0)
     total = tl.sum(mass, 0)
