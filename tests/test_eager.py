@@ -143,7 +143,7 @@ def test_a_pass_that_failed_is_cut_off(layer: int) -> None:
     [
         ("llama", {"max_position_embeddings": 48}, 48),
         ("llama", {"max_position_embeddings": 48, "max_seq_len": 32}, 48),
-        ("gpt2", {"n_positions": 40}, 40),
+        ("gpt2", {"max_position_embeddings": 40}, 40),
         ("opt", {"max_position_embeddings": 56}, 56),
         ("mpt", {"max_position_embeddings": None, "max_seq_len": 32}, 32),
         ("bloom", {"max_position_embeddings": None}, None),
