@@ -36,4 +36,6 @@ def distribution(policy: sd.Policy) -> dict[tuple, float]:
 
 own, alone = distribution(EntropyBudget(nats=1.0)), distribution(sd.NoDraft())
 print(f"largest difference from the target's distribution: {max(abs(own.get(t, 0) - alone[t]) for t in alone):.0e}")
-print(sd.Decoder(sd.load_pair(), policy=EntropyBudget()).generate("What is a guitar?", max_tokens=48, seed=0).metrics)
+output = sd.Decoder(sd.load_pair(), policy=EntropyBudget()).generate("What is a guitar?", max_tokens=48, seed=0)
+print(sum(step.stop_reason == "undecided" for step in output.steps), "of", len(output.steps), "steps ended by the rule")
+print(output.metrics)

@@ -1,6 +1,6 @@
 """One list of all policies, with settings under which they stop, learn and remember within a few tokens of a tiny pair.
 
-Tests of exactness (test_law), of engines (test_rounds, test_device_drafting) and of replay (test_replay) go through it.
+Tests of exactness (test_law), of engines (engine_cases) and of replay (test_replay) go through it.
 """
 
 from collections.abc import Callable

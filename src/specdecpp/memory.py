@@ -1,7 +1,8 @@
-"""What a decoder keeps across requests: costs, as measured and as the clock corrects them, and what rules have learned.
+"""State of a decoder between requests: costs, as measured and as the clock corrects them, and what rules have learned.
 
-with a seed        costs as measured or given, and practice     the same answer again
-without one        costs by the clock, and experience           what earlier requests have taught, of other processes too
+request         costs                   begins with                     so that
+with a seed     measured or given       practice                        it gives the same answer again
+without one     corrected by the clock  experience, else practice       it knows what earlier ones taught, other processes' too
 """
 
 from collections import OrderedDict
@@ -28,8 +29,8 @@ SAMPLINGS = 64
 
 
 class Memory:
-    """Costs and experience of one pair under one policy. `costs` are given ones; without them a policy that asks has them
-    measured, when they are first needed.
+    """Costs and experience of one pair under one policy. `costs`, if given, replace the measurement, which is
+    made when a policy first needs it.
 
     Without `remembers` nothing that requests have taught is read or written, in this process or on disk: each begins with what
     practice has shown. Costs as they were measured are kept all the same.
@@ -57,8 +58,8 @@ class Memory:
         return self._costs
 
     def running_costs(self) -> CostClock | None:
-        """The costs as the clock corrects them, for requests without a seed. Kept ones are looked at first: where they say that
-        drafting does not pay, nothing else would show that they are wrong."""
+        """The costs as the clock corrects them, for requests without a seed. Costs of an earlier process are checked with
+        a few steps first: where they say that drafting does not pay, nothing else would show that they are wrong."""
         if self.clock is None and self.costs is not None:
             if (known := self._known) is None:
                 self.clock = CostClock(now=self.costs)

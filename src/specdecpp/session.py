@@ -1,6 +1,6 @@
 """One request being decoded. A step of it is
 
-    plan -> run (draft, stop, verify: an engine of `steps`) -> commit, roll back -> learn
+    plan -> run (draft, stop, verify: `step.Engine`, chosen in `backends/engines.py`) -> commit, roll back -> learn
 
 A session owns its two caches; several of them can share one pair, step by step (`scheduler`).
 """
@@ -131,7 +131,7 @@ class Session:
 
     def prefill(self, most: int | None = None) -> bool:
         """Read the prompt but for its last token, which the first step reads; at most `most` tokens of it where others wait.
-        Whether all of it has been read."""
+        Return True once all of it has been read."""
         piece = self.reading(self.num_unread if most is None else most)
         piece.read()
         self.prefill_s += piece.took_s

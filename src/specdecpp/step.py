@@ -1,4 +1,4 @@
-"""A step: draft, stop, verify. This is the specification; engines in `steps` do the same faster.
+"""A step: draft, stop, verify. This is the specification; the engines of backends do the same faster.
 
     Session -> Plan -> engine.run([plan]) -> Result -> Session
 

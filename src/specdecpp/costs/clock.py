@@ -9,7 +9,7 @@ from specdecpp.costs.curve import Costs
 MEMORY = 0.02
 """The weight of one step in the means, once there were many."""
 PAUSE = 4.0
-"""Times the expected seconds that a step counts with at most: beyond that the machine was elsewhere."""
+"""A step's time is capped at this multiple of the expected one: more means that the machine did other work."""
 SETTLED, SETTLED_ALONE = 2, 12
 """Steps after a switch to those with draft tokens, and to those without, until the processor's caches hold what they need. A
 trial of drafting (`policies.cost_aware.TRIAL`) has steps beyond the first, or else nothing could correct costs by which it does
@@ -51,8 +51,8 @@ class CostClock:
     """Costs that follow the clock, step by step; shared by the requests of a decoder that nobody wants to repeat.
 
     A measurement is over in two seconds, and a machine that others use too is quick in one and slow in the next, so the steps
-    of requests win over it (`TRUST`). Passes have a level, in passes as they were measured: those of the target alone one,
-    those over draft tokens one for each number of them, for which ones are quick changes from process to process, with the
+    of requests win over it (`TRUST`). A *level* is the observed time of a pass over the measured one. The target alone has one,
+    and passes over draft tokens have one for each number of them, because which are quick changes between processes, with the
     places of the weights in memory. Drafting has a start and a slope.
 
     `now` stays the same object until a step has moved by more than `STEP`, so that a request finds its plans kept. `keep` is
@@ -68,11 +68,11 @@ class CostClock:
         self._drafted: dict[int, Sums] = {}
         """All steps without draft tokens, and with some, fading."""
         self._alone = self._others = 1.0
-        """Level of the target alone by the other passes, and of these by the target alone."""
+        """Factors by which the other passes have moved those of the target alone, and the reverse."""
         self._has_drafted: bool | None = None
         self._num_unsettled = 0
         self._loads: dict[int, tuple[Costs, CostClock]] = {}
-        """By load: `now` when it was first seen, and a clock of as many requests, whose passes rise in their own way."""
+        """By load: `now` at its first use, and a clock of as many requests, whose passes rise in their own way."""
         self._shared: dict[int, Costs] = {}
         """Costs of so many requests, until they change."""
 
@@ -145,8 +145,8 @@ class CostClock:
 
     def _found(self) -> Costs:
         """Costs by all steps so far, with those since the last look."""
-        # By how the level has moved and not by what was seen: where no curve fits the steps, they differ from it for ever. A
-        # move and its way back cancel out. The first steps correct what was measured, and say little of a slower machine.
+        # The relative change of a level is used, not its value: steps that no curve fits would else correct it again and again.
+        # The first steps correct what was measured, and say little of a slower machine.
         new, self._new, drafted = self._new, {}, self._drafted
         plain = {0: new.pop(0)} if 0 in new else {}
         self._others *= self._take_in(self._plain, plain, self._alone) ** TOGETHER
@@ -208,7 +208,7 @@ def _times(outcome: Timed) -> tuple[int, float, float]:
 
 
 def differ(before: Sequence[float], now: Sequence[float]) -> bool:
-    """Tell whether one of these `shares` differs from the other by a factor of `WRONG`."""
+    """True where one of these `shares` differs from the other by a factor of `WRONG`."""
     return any(not 1 / WRONG <= a / b <= WRONG for a, b in zip(before, now, strict=True))
 
 

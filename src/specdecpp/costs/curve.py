@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 SAVED = 0.3
-"""Passes of the target alone that drafting saves a token where the target alone takes 1.4 times as long."""
+"""Target passes saved a token where drafting makes decoding 1.4 times as fast."""
 ANSWER, LEAST_READ = 256, 256
 """Most tokens of an answer that count, and tokens of a text that are worth reading at any cost: with the last 256 the draft of
 a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
@@ -122,7 +122,7 @@ class Costs:
 
     @property
     def load(self) -> int:
-        """1, 2, 4, 8, ...: requests together, up to so many, whose lessons are kept apart. The cost of a row depends on it."""
+        """`num_together` rounded up to a power of two. Statistics are kept by load, since the cost of a row depends on it."""
         return 1 << (self.num_together - 1).bit_length()
 
     def pass_s(self, num_positions: int) -> float:
@@ -135,7 +135,7 @@ class Costs:
         return seconds[i - 1] + slope * (num_positions - widths[i - 1])
 
     def verify_s(self, num_positions: int) -> float:
-        """Seconds of that pass, with draft tokens the step's start included."""
+        """`pass_s`, and `start_s` if the pass holds draft tokens."""
         return self.pass_s(num_positions) + self.start_s * (num_positions > 1)
 
     def step_s(self, num_drafted: int) -> float:

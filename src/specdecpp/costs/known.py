@@ -1,8 +1,8 @@
 """Costs of a pair on this machine: measured once, kept for later processes, corrected by the steps of requests.
 
-A later process weighs the same costs (`cache_dir.remember`), so that a seed gives the same answer there. Beside them stands
-what the steps of requests have made of them since (`CostClock`), where requests without a seed begin. Where the two are at
-odds the measurement was wrong, and a later process takes the other for both.
+A later process takes the same measured costs (`cache_dir.remember`), so that a seed gives the same answer there, and requests
+without a seed begin with the costs that the clock has made of them (`CostClock`). Where the two differ by more than `WRONG` the
+measurement was wrong: a later process takes the clock's for both, and a seed may then give another answer.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Known:
     now: Costs
     practice: Practice = Practice()  # noqa: RUF009 (frozen)
     is_new: bool = True
-    """Tell whether it was measured just now."""
+    """True where it was measured just now."""
     is_steady: bool = True
 
 

@@ -28,7 +28,7 @@ from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, at
 
-CANDIDATES, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
+LENGTHS, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
 ALONE = 4
 """Times as many steps of the target alone: what it reads comes back to the processor's caches in ten passes."""
 LONG, EVERY = 6, 3
@@ -66,8 +66,8 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
     """Seconds of a draft token, of a step's start, of a target pass by width and, with a head, of its judgement; batch 1, at a
     context of about a hundred tokens. The head's time stands apart: `policies.head.costs_for` adds it.
 
-    Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out. What is
-    decoded depends on the time, unless the budget is infinite.
+    Stops after `budget_s`, once every width was seen; widths that the contexts of the models do not admit are left out. The
+    number of steps, and so which tokens come out, depends on times unless the budget is infinite.
     """
     return costs_of(pair, timed(pair, budget_s)[0])
 
@@ -88,7 +88,7 @@ class Cycle:
 
     @property
     def switch(self) -> float:
-        """Passes of the target alone that `VISIT` steps take beyond as many that follow others of their kind."""
+        """Extra time of a visit of `VISIT` steps, in target passes, over the same steps without a switch."""
         alone_s, one_s = (median(map(_seconds, self.turns[k])) for k in (0, 1))
         visits = [sum(map(_seconds, self.visits[i : i + VISIT])) for i in range(0, len(self.visits), VISIT)]
         return (median(visits) - STINT * one_s - ALONE_BETWEEN * alone_s) / self.plain_s
@@ -151,7 +151,7 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
 
 def _cycles(pair: Pair, caches: Caches, budget_s: float) -> list[Cycle]:
     """Cycles of turns until the budget is spent."""
-    sessions = {k: session for k in CANDIDATES if (session := _session(pair, caches, (k,), head=pair.head))}
+    sessions = {k: session for k in LENGTHS if (session := _session(pair, caches, (k,), head=pair.head))}
     visiting = _session(pair, caches, (0,) * ALONE_BETWEEN + (1,) * STINT)
     cycles: list[Cycle] = []
     for i in _while_time(1 + CYCLES, EVERY, budget_s):

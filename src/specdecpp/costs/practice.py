@@ -3,8 +3,8 @@
     PROMPTS -> steps of given lengths, timed (`measuring`) -> Practice -> past: what a rule begins its first request with
 
 Half of the prompts are answered at temperature 0 and half as the target's own config asks, since acceptance and q differ in
-both. A step of k draft tokens holds the step that a rule would have stopped earlier: its first tokens have the same
-distribution. So the rule itself is run over the steps.
+both. Cutting a recorded step shorter leaves the distribution of its first tokens unchanged, so the rule itself is run
+over the steps.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Where draft tokens come from beside a draft model: the text itself."""
+"""Sources of draft tokens other than a model: the text itself."""
 
 from specdecpp.drafters.suffix import SuffixDrafter
 

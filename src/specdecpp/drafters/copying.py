@@ -4,7 +4,7 @@ q of a copied draft token is one-hot. Token verification then accepts it with pr
 from p without x: that is the distribution of drawing y ~ p and asking whether y = x, so comparison loses nothing here, and no q
 is made. Block verification has the same distribution: the chance that a prefix survives cannot exceed the product of p.
 
-Over a compiled target `native` verifies what `propose` found; this engine does over any other.
+With a compiled target the `native` engine verifies the copies; this engine serves every other target.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Copied:
         return self.match.confidence(i % self.num_tokens)
 
     def entropy(self, i: int) -> float:
-        """In nats, of whether the match goes on."""
+        """Entropy of the event that the match continues, nats."""
         q = self.confidence(i)
         return -q * log(q) - (1 - q) * log(1 - q)
 

@@ -2,7 +2,8 @@
 
 An index of n-grams over the committed text gives the latest place that continues like its end (prompt lookup, Saxena 2023;
 SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975). A draft token is certain given the text: q is one-hot. The evidence for
-it is how long the match is and how often in a row the n-gram was followed by the same token. `steps.copying` runs its steps.
+it is how long the match is and how often in a row the n-gram was followed by the same token. `drafters.copying`
+runs its steps.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Match:
 
 
 class SuffixDrafter(Cache):
-    """A draft whose draft tokens are copied from the text. It has the shape of a model and of its cache, and no forward pass.
+    """A drafter that copies tokens from the text. It has the shape of a model and of its cache, and no forward pass.
 
     It reads committed tokens only, so that a rejection leaves nothing behind. Memory and time are linear in the text.
 

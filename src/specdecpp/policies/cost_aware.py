@@ -1,7 +1,7 @@
 """Stop when further draft tokens no longer pay: no threshold, only costs.
 
-Steps renew, so tokens per second are E[tokens]/E[seconds] of a step, and by Dinkelbach's argument another draft token pays
-if the chance that it ends in the output is worth the time it adds, at the rate rho that is being achieved:
+If steps are alike and independent, tokens per second are E[tokens]/E[seconds] of a step, and by Dinkelbach's argument another
+draft token pays if the chance that it ends in the output is worth the time it adds, at the rate rho that is being achieved:
 
     continue  iff  S_k * m  >  rho * (t_draft + t_target(k + 2) - t_target(k + 1))
 
@@ -38,28 +38,27 @@ HORIZON = 8
 MOST = 20.0
 """No bias and no slope of a score is beyond that."""
 BY_Q = Belief(Score(bias=-0.15, slope=0.85))
-"""What to make of q before there is anything to go by: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at
-.7 with top_p .9."""
+"""Prior score of q: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at .7 with top_p .9."""
 BY_Q_GREEDY = Belief(Score(bias=-0.2, slope=1.3))
-"""The same where draft tokens are the likeliest tokens, and accepted if they are the target's: q says more there."""
+"""Prior score of q at temperature 0, where draft tokens are argmax tokens and q says more."""
 BOUND = 1.0
 """Standard errors by which the gain of drafting is taken to lie above its mean."""
 VARIANCE = 0.5
-"""Of the gain of a step, tokens squared, before there is anything to go by."""
+"""Prior variance of a step's gain, tokens squared."""
 KNOWN = 12
-"""What earlier requests teach of it counts for so many steps of a request's own, where they had as many."""
+"""Gains of earlier requests count as at most this many steps of the request's own."""
 TRIAL = 4
-"""Steps with draft tokens where they are not expected to pay, once it is looked whether they do."""
+"""Steps of a trial of drafting, where it is not expected to pay."""
 NEW = 500
 """Tokens that a pair is taken to have made before its first request: what may be lost over them may be lost at once."""
 LOOK = 8
-"""Tokens after which it is asked again whether to draft; a step of the target alone may take less than the asking."""
+"""Without drafting the rule reconsiders after every so many tokens: a step of the target alone may take less than that."""
 STAY = 64
-"""Steps with draft tokens over which a beginning should pay: what the draft has to read first, and the switch."""
+"""Drafting begins only if its expected gain over this many steps covers the reading and the switch."""
 UP = 1 + 2**-50
 """More than the threshold is asked for, not as much."""
 FADING = 1 / 16
-"""What an earlier request loses of its weight with each later one."""
+"""Weight that an earlier request loses with each later one."""
 RESUMED = 0.1, 0.0, 0.02
 """Variances of a score that other requests have taught: that of bias, the covariance, that of slope."""
 _CARRIED = "num_tested", "num_accepted"
@@ -77,8 +76,8 @@ class CostAware(HeadPolicy):
 
     Costs are measured on the machine. S_k comes from a head's probabilities or, without one, from q; a `score` learned from
     the request's own outcomes corrects either. m is the acceptance of the request so far, and rho the rate it has achieved, at
-    least the target's own. Before there is anything to go by, they are those of a chain with acceptance `prior`, which counts
-    for `prior_steps` steps.
+    least the target's own. Both begin as if `prior_steps` steps had been decoded in which each draft token is accepted with
+    probability `prior`.
 
     Nothing is drafted where steps with draft tokens would not pay even if they gained what can be hoped. Then a few are tried
     now and then, as often as what is lost by it, with what it takes to switch (`Costs.switch_s`) and to read, stays below
@@ -182,7 +181,7 @@ class CostAware(HeadPolicy):
         target_s, begin_s = costs.verify_s(1), costs.switch_s + reading_s(costs, memory)
         if most >= 0 and STAY * expected_gain(mean, (most - mean) / BOUND) * target_s >= begin_s:
             return True
-        # Draft tokens that are not expected to pay may be tried for some steps, to see whether that has changed.
+        # A trial of some steps, to see whether that has changed.
         loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
         num_tokens = NEW + memory.num_tokens_before + memory.num_tokens
         return memory.lost_before + memory.lost + loss_s / target_s < self.regret * num_tokens
@@ -199,8 +198,8 @@ class CostAware(HeadPolicy):
     def gain(self, memory: Account, costs: Costs) -> tuple[float, float]:
         """(Mean, upper bound) of what a step with draft tokens brings over the target alone in its time, in tokens.
 
-        An upper bound, as what was drafted for nothing is seen at once, and what was not drafted never. Of many requests
-        together each needs to find out its share only.
+        An upper bound, because a loss is observed and a gain that was missed is not. Requests that are decoded together share
+        the exploration.
         """
         own, before = (gains.get(costs.load, Gains()) for gains in (memory.gains, memory.gains_before))
         seen = min(before.num, KNOWN)

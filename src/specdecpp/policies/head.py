@@ -30,7 +30,7 @@ class HeadPolicy(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head is None:  # read from text, before there is one
+        if self.head is None:  # a spec was parsed, and the head is not loaded yet
             return
         if self.calibrated and not self.head.card.is_calibrated:
             warnings.warn(
@@ -53,7 +53,7 @@ class HeadPolicy(Policy):
     def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float:
         if self.head is None:
             return by_q(draft.confidence(-1))
-        from specdecpp.head import features  # it imports torch, which theory does without
+        from specdecpp.head import features  # it imports torch, which exact computations do without
 
         scalars = features.of_last(self.head.card.scalars, draft)
         return self.estimator(is_greedy=draft.is_greedy)(hidden, draft.tokens[-1], scalars)

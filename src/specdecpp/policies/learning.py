@@ -23,18 +23,17 @@ if TYPE_CHECKING:
     from specdecpp.policies.protocol import Outcome
 
 STEADY, EVERY = 8, 4
-"""After so many steps with draft tokens in a row, what they teach is worked out every so many steps only: between the passes
-of a small pair Python finds the caches empty, and takes three times as long as by itself."""
+"""After `STEADY` steps with draft tokens in a row the account is updated every `EVERY` steps only: between the passes of a
+small pair Python finds the processor's caches empty, and takes three times as long as by itself."""
 SHORT_S, SELDOM = 2e-3, 16
-"""Where the target's pass takes less time than this and earlier requests gained by drafting, learning waits for so many steps,
-from the second on: it takes .05 ms a step, a seventh of the reference pair's pass."""
+"""Where the target's pass takes less than `SHORT_S` and earlier requests gained by drafting, the account is updated every
+`SELDOM` steps: an update takes .05 ms, a seventh of the reference pair's pass."""
 
 
 def num_expected(outcome: "Outcome") -> float:
     """How many of the tested draft tokens are accepted in the mean (`Outcome.overlaps`); where nobody knows, how many were.
 
-    Whether a draft token is tested hangs on what was drawn before it. Given that it is, its chance stands in for the coin, and
-    over many steps both have the same sum.
+    The outcome of each test is replaced by its probability, given that the draft token is tested: both sums have the same mean.
     """
     return sum(min(1.0, chance) for chance in outcome.overlaps) if outcome.overlaps else float(outcome.num_accepted)
 
@@ -68,7 +67,8 @@ class Gains(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Account:
     """Statistics of a request: sums over its steps, the gains of steps with draft tokens (but those of a switch) at each
-    load, the score, and how far the draft has fallen behind. What earlier requests taught ends in `_before`.
+    load, the score, and how far the draft has fallen behind. Fields whose names end in
+    `_before` hold what earlier requests taught.
     """
 
     num_tokens: int = 0
@@ -91,11 +91,11 @@ class Account:
     num_running: int = 0
     """Steps with draft tokens since the last without."""
     is_off: bool = False
-    """Tell whether the last step had none."""
+    """True where the last step had none."""
     pending: "tuple[Outcome, ...]" = ()
-    """Steps that have not been worked out."""
+    """Steps that the sums do not hold yet."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What followed for the coming step: [policy, costs, rule]. It stays for as long as nothing is worked out."""
+    """Cached rule of the coming step, [policy, costs, rule]: valid until the sums change."""
 
     def with_step(self, outcome: "Outcome") -> "Account":
         """After a step. What it teaches is put off where many like it have gone before (`STEADY`, `SELDOM`)."""
@@ -112,7 +112,7 @@ class Account:
         return account
 
     def _learns_seldom(self, costs: Costs | None) -> bool:
-        """True where steps are short and earlier requests gained by drafting; never with a seed, which begins untaught."""
+        """True where steps are short and earlier requests, or practice, gained by drafting."""
         if costs is None or costs.verify_s(1) >= SHORT_S:
             return False
         return self.gains_before.get(costs.load, Gains()).mean > 0

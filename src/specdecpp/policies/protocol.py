@@ -56,7 +56,7 @@ class DraftSoFar(Protocol):
 
 @runtime_checkable
 class Outcome(Timed, Protocol):
-    """A finished step as a policy sees it: `session.Step` while decoding.
+    """A finished step as a policy sees it: `metrics.Step` while decoding.
 
     `judged` are the estimates of the first draft tokens, before any score; `overlaps` the chances that a draw from q passes in
     the place of each tested one, sum min(p, q), empty where they are not known. `expected_s` is the time of such a step by the
@@ -132,9 +132,9 @@ LIMIT, TOKENS_LEFT, END_OF_TEXT = Stop("limit"), Stop("tokens left"), Stop("end 
 class Rule:
     """When to stop in one step, in numbers that are known when it begins, so that every engine can follow it.
 
-    After k draft tokens drafting goes on while the evidence is at least `least[k]`; past its end the last of them holds, and
-    without any there is no threshold. `words` say why where the evidence does not. `score` turns estimates into probabilities;
-    None takes them as they are.
+    After k draft tokens drafting goes on while the evidence is at least `least[k]`; beyond its end its last value applies,
+    and without any there is no threshold. `words` say why where the evidence does not. `score` turns estimates into
+    probabilities; None takes them as they are.
     """
 
     evidence: Evidence = Evidence.NOTHING
@@ -184,7 +184,7 @@ class Given:
     num_unread: int = 0
     """Tokens that the draft has to read before its first draft token."""
     is_greedy: bool = False
-    """Tell whether draft tokens are the draft's argmax rather than draws."""
+    """True where draft tokens are the draft's argmax rather than draws."""
 
 
 UNTAUGHT = Given()
@@ -204,7 +204,7 @@ class Policy:
     """
 
     short: ClassVar[str] = ""
-    """Its name on the command line and the parameter that may stand without its own; of a rule made of others, these."""
+    """Name on the command line, then the parameter whose name may be left out (in a rule made of others, these)."""
     max_tokens: int = 20
     min_tokens: int = 0
 
@@ -222,7 +222,7 @@ class Policy:
 
     @property
     def looks_ahead(self) -> bool:
-        """Tell whether `judge` is asked about a draft token as soon as it is drawn, or only once the draft has read it."""
+        """True where `judge` is asked before the draft reads the draft token."""
         return False
 
     @property
@@ -236,8 +236,8 @@ class Policy:
         return ()
 
     def engine(self) -> Any:
-        """The engine of a rule that drafts no chain of one draft's draft tokens (`steps.Engine`); None for the others,
-        which any engine runs."""
+        """The engine of a rule whose draft is not one sequence of a draft model's tokens, such as a tree (`step.Engine`); None
+        for the others, which any engine runs."""
         return None
 
     def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
@@ -271,8 +271,8 @@ class Policy:
     def stop(self, draft: "DraftSoFar", memory: Any) -> "Stop | str | None":
         """A reason to stop before the next draft token is paid for, or None to go on. Not asked below `min_tokens`.
 
-        It follows from `rule`. Override it for what no threshold can say: it is then asked draft token by draft token, on the
-        host (docs/decoding.md says what that costs).
+        It follows from `rule`. Override it for what no threshold can say: it is then asked before every draft token, in Python
+        (`step.Host`), which takes a small pair half of its speed (docs/decoding.md).
         """
         rule = self.rule(memory, draft.costs)
         return None if rule is None else rule.stop(draft)
@@ -312,7 +312,7 @@ class Decision:
     limit: int
     rule: Rule | None
     is_cut: bool = False
-    """Tell whether the limit is that of the places left, not the policy's."""
+    """True where the places left set the limit, not the policy."""
 
     @property
     def at_limit(self) -> Stop:

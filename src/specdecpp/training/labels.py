@@ -79,7 +79,7 @@ class Record:
     states: Float[Tensor, "N1 D"]
     mixed: Float[Tensor, "N D"] | None = None
     is_mixed: Bool[Tensor, " N"] | None = None
-    """Tell whether Z_i is the draft's token draft token[i, 0]; the paper's loss is taken only there."""
+    """True where Z_i is the draft token `candidate[i, 0]`; the paper's loss is taken only there."""
     leaf: Float[Tensor, "N D"] | None = None
     branches: Branches | None = None
 

@@ -93,11 +93,11 @@ class Reliability:
     """Points in bins of equal mass by probability, rising: a reliability diagram. Empty bins are left out."""
 
     share: Float[np.ndarray, " B"]
-    """Of all mass."""
+    """Share of the total weight."""
     probability: Float[np.ndarray, " B"]
-    """What was said, on average."""
+    """Mean prediction."""
     label: Float[np.ndarray, " B"]
-    """What was true, on average."""
+    """Mean label."""
 
     @property
     def gap(self) -> Float[np.ndarray, " B"]:

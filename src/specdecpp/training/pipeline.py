@@ -1,6 +1,6 @@
 """From a collection to heads that are trained, calibrated and compared: the stages of the verb `train`, in order.
 
-Everything lies in the recipe's folder: labels/, heads/NAME/, evaluation.json. Each step keeps what is finished, so that a
+Everything lies in the recipe's folder: labels/, heads/NAME/, evaluation.json. Each stage keeps what is finished, so that a
 run which was killed is started again with the same command.
 """
 

@@ -7,7 +7,7 @@ is rejected; the draft goes on from it as the recorded branch does. So at depth 
     b_s ... b_{s+k-1}              X_s ... X_{s+k-1}, all accepted: label 1
     b_s ... b_{j-1} (1 - b_j)      X_s ... X_{j-1} and k - (j - s) tokens of the branch at j: label 0,   s <= j < s+k
 
-and what decides is a score of that whole. A step starts at every position and has up to K draft tokens, none past the
+and what decides is the score of the whole step. A step starts at every position and has up to K draft tokens, none past the
 answer's end; a branch that ends its text ends the step. The weights of a depth sum to 1 otherwise.
 
 Shapes: N tokens of the answer, K draft tokens, R steps at some depth with positive weight.
