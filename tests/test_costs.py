@@ -223,7 +223,7 @@ def pair(folder: Path) -> Pair:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache for one test, and quick measurements."""
-    monkeypatch.setattr(measuring, "CANDIDATES", (0, 1, 2, 4))
+    monkeypatch.setattr(measuring, "LENGTHS", (0, 1, 2, 4))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(measuring, "CYCLES", 1)
     return tmp_path / "cache" / "specdecpp"
@@ -233,7 +233,7 @@ def test_models_are_measured_at_widths_that_suit_their_speed(pair: Pair, home: P
     """Catches widths that are off by the unread token, and a minute of measuring before the first token of a large pair: no
     budget at all stands for a slow one, which two prompts of practice have to do for."""
     costs = measuring.measure(pair, budget_s=math.inf)
-    assert list(costs.passes) == [k + 1 for k in measuring.CANDIDATES]
+    assert list(costs.passes) == [k + 1 for k in measuring.LENGTHS]
     assert costs.draft_s > 0
     assert list(measuring.measure(pair, budget_s=0.0).passes) == [1, 2, 5, 9]
     cycles, _ = measuring.timed(pair, 0.0)
@@ -264,7 +264,7 @@ def test_short_contexts_are_measured_as_far_as_they_go(room: int | None, home: P
     target = TableModel.random(vocab_size=8, depth=1, seed=6, max_length=room)
     pair = Pair(target=target, draft=TableModel.random(vocab_size=8, depth=1, seed=7), tokenizer=tiny_tokenizer(8))
     widths = list(known.measured(pair).passes)
-    assert widths == [k + 1 for k in measuring.CANDIDATES if room is None or 2 * k + 6 <= room]
+    assert widths == [k + 1 for k in measuring.LENGTHS if room is None or 2 * k + 6 <= room]
     assert not home.exists(), "models without a fingerprint cannot be told apart, so nothing is kept"
 
 

@@ -304,6 +304,17 @@ def test_the_walk_names_what_there_is() -> None:
     assert [name for name in gone if name not in ("train", "dev", "test", "generate")] == []
 
 
+def test_files_that_contributing_names_are_there() -> None:
+    """Catches instructions that send somebody to a file or a table that has moved."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    names = [name for name in re.findall(r"`([\w./-]+)`", text) if name.endswith(".py")]
+    assert len(names) > 8
+    assert [name for name in names if not any((ROOT / part / name).exists() for part in ("", "src/specdecpp"))] == []
+    tables = re.findall(r"`([A-Z]{4,})`\s+(?:of|in)\s+`(tests/\w+\.py)`", text)
+    assert len(tables) > 2
+    assert [name for name, file in tables if not re.search(rf"^{name}\b", (ROOT / file).read_text(), re.MULTILINE)] == []
+
+
 def test_what_is_said_of_the_draft_of_smollm2_is_measured() -> None:
     """Catches a draft that ships under the figures of the one before, on the page or in its own card."""
     measured = json.loads((ROOT / "benchmarks/results/smollm2_draft.json").read_text(encoding="utf-8"))["drafts"]

@@ -148,7 +148,7 @@ def test_practice_is_kept_as_it_was() -> None:
 @pytest.fixture
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(measuring, "CANDIDATES", (0, 1, 2, 4))
+    monkeypatch.setattr(measuring, "LENGTHS", (0, 1, 2, 4))
     monkeypatch.setattr(measuring, "CYCLES", 1)
     target, draft = save_tiny_pair(tmp_path / "pair")
     return replace(load_pair(target, draft=draft, backend="eager"), ends=())  # else practice may end with its first token

@@ -11,7 +11,7 @@ from typing import Any
 from specdecpp import cache_dir
 from specdecpp.costs.clock import differ, shares
 from specdecpp.costs.curve import Costs
-from specdecpp.costs.measuring import BUDGET_S, CANDIDATES, costs_of, timed
+from specdecpp.costs.measuring import BUDGET_S, LENGTHS, costs_of, timed
 from specdecpp.costs.practice import Practice
 from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
@@ -57,7 +57,7 @@ def known(pair: Pair) -> Known:
         pass  # of another version, or damaged: measured again
     cycles, practice = timed(pair, BUDGET_S)
     costs = costs_of(pair, cycles)
-    times = [[r.verify_s for cycle in cycles for r in cycle.turns.get(k, ())] for k in CANDIDATES]
+    times = [[r.verify_s for cycle in cycles for r in cycle.turns.get(k, ())] for k in LENGTHS]
     found = Known(costs=costs, now=costs, practice=practice, is_steady=cache_dir.is_steady(times))
     if pair.is_identified:
         keep(pair, found)
