@@ -43,7 +43,7 @@ for _kind in named():
         READERS[_name] = _kind
     else:
         if _main not in _typed:
-            raise TypeError(f"{_kind.__qualname__}.short is {_kind.short!r}, and must be NAME:FIELD, FIELD being one of the class.")
+            raise TypeError(f"{_kind.__qualname__}.short is {_kind.short!r}, and must be NAME:FIELD with a field of the class.")
         _own = [name for name in _typed if name not in (_main, *BOUNDS)]
         _forms = WRAPPERS if _typed[_main] is MISSING else KINDS
         _forms[_name] = (_kind, _main, (*_own, *(bound for bound in BOUNDS if bound in _typed)))
