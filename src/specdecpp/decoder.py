@@ -165,8 +165,8 @@ class Decoder:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Step]:
         """Steps as they are decided; `step.text` is text to print. Options as in `start`, errors before the first step.
 
-        >>> for r in decoder.stream("Write a sonnet."):        # doctest: +SKIP
-        ...     print(r.text, end="", flush=True)
+        >>> for step in decoder.stream("Write a sonnet."):     # doctest: +SKIP
+        ...     print(step.text, end="", flush=True)
         """
         return run(self.start(prompt, **options))
 
@@ -215,8 +215,8 @@ class Decoder:
 
 
 def _compile_for(pair: Pair, sampling: Sampling) -> None:
-    """Run two steps under this sampling: on a machine where nobody has asked for one like it its kernels are compiled at first
-    use, which takes seconds and would hold a request up. Not run on a GPU yet, only with stand-ins for graphs."""
+    """Run two steps under this sampling: Triton compiles kernels at their first use, which takes seconds and would hold up the
+    first request. Not run on a GPU yet, only with stand-ins for graphs."""
     session = Session(
         target=pair.target.new_cache(),
         draft=pair.draft.new_cache(),
@@ -274,7 +274,8 @@ def policy_for(pair: Pair, policy: Policy | str | None) -> Policy:
 
 
 def default_policy(pair: Pair) -> Policy:
-    """Policy of a decoder for which none is named: `best_policy` of the pair's head, for copies with up to 64."""
+    """Policy of a decoder for which none is named: `best_policy` of the pair's head; for a
+    `SuffixDrafter`, `CostAware` with up to 64 draft tokens."""
     if isinstance(pair.draft, SuffixDrafter):
         return CostAware(max_tokens=64, prior=0.2)  # a copy may go on for long; there is none in most steps
     return best_policy(pair.head)

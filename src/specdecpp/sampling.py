@@ -103,7 +103,7 @@ def at_least_float32(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 def penalised(
     logits: Float[Tensor, "*rows V"], sampling: Sampling, seen: Bool[Tensor, "*rows V"] | None = None
 ) -> Float[Tensor, "*rows V"]:
-    """Logits after the repetition penalty (Keskar et al. 2019): the only processor that greedy decoding feels."""
+    """Logits after the repetition penalty (Keskar et al. 2019): the only processor that affects greedy decoding."""
     logits = at_least_float32(logits)
     if seen is None or not sampling.needs_seen:
         return logits
@@ -260,7 +260,7 @@ def inverted(p: Float[Tensor, " V"], u: float) -> int:
 
 
 def streams(seed: int | None, *, draw: Draw | None = None) -> tuple[Uniforms, Uniforms]:
-    """Two independent streams, one to draft and one to verify: block verification needs them apart (policies 6).
+    """Two independent streams, one to draft and one to verify: block verification tests prefixes after all of them were drawn.
 
     Without a seed both start from entropy of the operating system. Raises ValueError for a seed that is negative or not whole.
     """

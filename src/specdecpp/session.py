@@ -150,7 +150,7 @@ class Session:
         """The coming piece of the prompt, for both models; for the target only where nothing can be drafted now."""
         target = self.tokens[self.target.length : -1][:most]
         end = self.target.length + len(target)
-        may_draft = self.draft.length < end and self._decision(self.costs).may_draft  # which lets the draft begin late
+        may_draft = self.draft.length < end and self._decision(self.costs).may_draft  # which may skip the text's beginning
         return Reading(self._request, target, self.tokens[self.draft.length : end][:most] if may_draft else [])
 
     def step(self) -> Step:
@@ -185,7 +185,7 @@ class Session:
         return Plan(self._request, self.tokens, self._decision(costs), costs, self.watch is not None)
 
     def _decision(self, costs: Costs | None) -> Decision:
-        """How the coming step ends: one place is the target's own."""
+        """Limit and rule of the coming step; one token of the room is kept for the correction or bonus."""
         room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
         decision = decide(self.policy, self._memory, costs, room)
         if self._tail is not None and decision.may_draft:
@@ -239,7 +239,7 @@ class Session:
             tv=sum(result.tv[: len(pieces)], 0.0),
             overlaps=tuple(result.overlaps[: num_accepted + 1] if result.extra is None else result.overlaps),
         )
-        is_chain = result.expected_s is None  # of the draft, behind another such step
+        is_chain = result.expected_s is None  # not a step of an engine that a policy brings
         if is_chain:
             self._num_before = result.num_drafted
         self._memory = self.policy.learn(self._memory, outcome)

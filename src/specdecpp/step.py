@@ -2,7 +2,7 @@
 
     Session -> Plan -> engine.run([plan]) -> Result -> Session
 
-    pending -> forward -> q_1 -> Y_1 -> (judge Y_1) -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> ... -> verify
+    [stop?] -> forward -> q_1 -> Y_1 -> (judge Y_1) -> [stop?] -> forward -> (judge Y_1), q_2 -> Y_2 -> ... -> verify
 
 A rule judges at one of the two places. A lagged head judges Y_k by the forward pass that reads it, which also gives
 q_{k+1}; so when it stops after k judgements there are k + 1 draft tokens, the last one free, and all of them are verified.
@@ -54,8 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. A draft token's sequence is that of its request, its position follows the last of `tokens`, and its parent is
-    the draft token before it.
+    """One step. Its draft tokens form one chain that follows `tokens`.
 
     `tokens` are all of the context; an engine reads those that a backend has not. `wants_rows` asks for the distributions that
     the step was decided on, which changes nothing else.

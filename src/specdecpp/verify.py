@@ -8,15 +8,15 @@ token    accept Y_i with probability min(1, p(Y_i)/q(Y_i)), stop at the first re
          all are accepted draw the bonus from p. One step emits y with probability
          q(y) min(1, p(y)/q(y)) + P(reject) (p(y) - q(y))+ / P(reject) = min(p, q) + (p - q)+ = p(y),
          because P(reject) = sum (q - p)+ = sum (p - q)+. (Leviathan et al. 2023; Chen et al. 2023.)
-block    accept the longest prefix whose coin comes up (Sun et al. 2024, arXiv 2403.10444, algorithm 2). With the carry
+block    accept the longest prefix i whose trial succeeds, with probability h_i (Sun et al. 2024, algorithm 2). With the carry
          w_0 = 1, w_i = min(1, w_{i-1} p(Y_i)/q(Y_i)) the prefix Y_1..Y_i survives with probability w_i in all, which
          makes the joint distribution of the prefix prod q * w <= prod p; the missing mass R_i is what the residual restores.
-         It never accepts fewer than `token`.
+         In expectation it accepts at least as many as `token`.
 greedy   accept while the draft token is the target's most likely token. Logits do for p.
 compare  draw y_i ~ p for every row and accept while Y_i = y_i: lossless for *any* draft tokens, also for draft tokens that
          were dropped after looking at them, but accepts less than `token`.
 
-Source of the table: Leviathan 2023 (2211.17192), Chen 2023 (2302.01318), Sun 2024 (2403.10444).
+Sources on arXiv: Leviathan 2211.17192, Chen 2302.01318, Sun 2403.10444.
 """
 
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ class TokenVerification:
 
 @dataclass(frozen=True)
 class BlockVerification:
-    """Accept the longest prefix whose coin comes up (Sun et al. 2024). Never accepts fewer in the mean than the ratio test."""
+    """Accept the longest prefix whose trial succeeds (Sun et al. 2024): in expectation at least as many as the ratio test."""
 
     allows_dropping: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
@@ -134,8 +134,8 @@ class BlockVerification:
         if num == 0:
             return Verdict(num_accepted=0, next_token=randomness.categorical(p[0]))
         h, carry = block_acceptance(p, q, tokens)
-        heads = randomness.bernoulli(h).nonzero()
-        count = int(heads[-1]) + 1 if len(heads) else 0
+        passed = randomness.bernoulli(h).nonzero()
+        count = int(passed[-1]) + 1 if len(passed) else 0
         distribution = p[num] if count == num else residual(p[count], q[count], carry[count])
         return Verdict(num_accepted=count, next_token=randomness.categorical(distribution))
 
@@ -247,7 +247,7 @@ def check_request(
 
 
 def check_parts(policy: Policy) -> None:
-    """Raise ValueError unless a rule made of others is made of rules for chains of one draft's draft tokens."""
+    """Raise ValueError unless the parts of a rule made of others draft one chain with the draft model."""
     for part in policy.parts:
         if part.engine() is not None:
             raise ValueError(
