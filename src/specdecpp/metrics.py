@@ -62,7 +62,7 @@ class Step:
 
     @property
     def stop_reason(self) -> str:
-        """Why drafting stopped, in words."""
+        """Reason why drafting stopped, in words."""
         return str(self.stop)
 
     @property

@@ -142,7 +142,7 @@ class Engine(Protocol):
     """True where several plans take less than one after the other, and prompts can be read beside them."""
 
     def refusal(self, request: Request) -> str | None:
-        """Why the steps of this request cannot be run here; None where they can."""
+        """Reason why the steps of this request cannot be run here; None where they can."""
         ...
 
     def run(self, plans: Sequence[Plan], readings: "Sequence[Reading]" = ()) -> list[Result]:

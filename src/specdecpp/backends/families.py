@@ -176,7 +176,7 @@ def _tupled(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(model: Any) -> str | None:
-    """Why a model is not described here; None where it is."""
+    """Reason why a model is not described here; None where it is."""
     if isinstance(model, Sketch):
         return None
     config = model.config
@@ -207,7 +207,7 @@ def refusal(model: Any) -> str | None:
 
 
 def refusal_of_weights(model: Any) -> str | None:
-    """Why the weights of a model cannot be read as they are; None where they can."""
+    """Reason why the weights of a model cannot be read as they are; None where they can."""
     linear = {type(m) for m in model.modules() if isinstance(m, torch.nn.Linear)}
     if linear != {torch.nn.Linear} or len({p.dtype for p in model.parameters()}) > 1:
         return "its weights are quantised or of several types"

@@ -143,7 +143,7 @@ class LeanModel(EagerModel):
 
     @staticmethod
     def refusal(model: Any) -> str | None:
-        """Why this model must be run by transformers; None when it need not."""
+        """Reason why this model must be run by transformers; None when it need not."""
         if (reason := families.refusal(model)) or isinstance(model, families.Sketch):
             return reason
         return families.refusal_of_weights(model)

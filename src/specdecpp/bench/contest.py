@@ -63,7 +63,7 @@ def in_turn(contestants: Sequence[Any], turn: int, *, num_turns: int) -> Sequenc
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """How much is run. Temperature 0 is verified greedily, whatever `verifications` there are. Raises ValueError for what
+    """Plan of a contest. Temperature 0 is verified greedily, whatever `verifications` there are. Raises ValueError for what
     cannot be run."""
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
@@ -284,7 +284,7 @@ def _entries(contest: Contest, heats: Sequence[Heat]) -> Iterator[Entry]:
 
 
 def interrupted(contest: Contest, heats: Sequence[Heat]) -> str:
-    """How far a contest came."""
+    """A sentence on how far a contest came."""
     of = len(contest.test) * contest.plan.num_cycles
     done = {heat.temperature: heat.num_turns for heat in heats}
     whole = ", ".join(f"{done.get(t, 0)} of {of} at temperature {t:g}" for t in contest.plan.temperatures)

@@ -34,7 +34,7 @@ ANSWER = 96
 """Tokens of a practice answer, at least."""
 OPENING = JOINING = 1 / 3
 """Shares of the time: in which further prompts are begun, once there are `MIN_PROMPTS`, and that must be left for the default
-rule to take part, which may have costs measured first."""
+rule to take part."""
 PIECE = 256
 """Tokens of a prompt between two looks at the clock."""
 

@@ -35,7 +35,7 @@ class Copying:
     has_batches = False
 
     def refusal(self, request: Request) -> str | None:
-        """Why a request cannot be run here; None where it can."""
+        """Reason why a request cannot be run here; None where it can."""
         return None if isinstance(request.draft, SuffixDrafter) else "its draft is a model"
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:

@@ -1,4 +1,4 @@
-"""From names to a pair of models with the fastest backends, or a refusal with its reason.
+"""From names to a pair of models with the first backends that can run them, or a refusal with its reason.
 
 pair          the front door: `load_pair`             models          a checkpoint, and the backends it can have
 tokenizers    checks that two are one                 gguf            a GGUF file, and the backends it can have

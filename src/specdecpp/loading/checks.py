@@ -40,7 +40,7 @@ class Loadable:
 
     def _checked(self, kind: type, *, model: Any = None, vocab_size: int, **more: Any) -> Model:
         model = model or self.model
-        facts = {"runner": kind.__name__, "model": self.identity, "vocab_size": vocab_size, "code": code()}
+        facts = {"backend": kind.__name__, "model": self.identity, "vocab_size": vocab_size, "code": code()}
         facts |= cache_dir.about()
         if kind is NativeModel:
             facts |= {"compiled": library.origin(), "activations": more.get("activations")}

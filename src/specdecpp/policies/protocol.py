@@ -112,7 +112,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why drafting stopped: a limit or an end in words, or evidence whose value was below the threshold."""
+    """Reason why drafting stopped: a limit or an end in words, or evidence whose value was below the threshold."""
 
     words: str = ""
     evidence: Evidence | None = None
@@ -143,7 +143,7 @@ class Rule:
     score: Score | None = None
 
     def stop(self, draft: DraftSoFar) -> Stop | None:
-        """Why no further draft token is wanted; None to go on."""
+        """Reason why no further draft token is wanted; None to go on."""
         if not self.least or (value := self.value(draft)) >= self.threshold(draft.num_tokens):
             return None
         return self.why(draft.num_tokens, value)
@@ -272,7 +272,7 @@ class Policy:
         """A reason to stop before the next draft token is paid for, or None to go on. Not asked below `min_tokens`.
 
         It follows from `rule`. Override it for what no threshold can say: it is then asked before every draft token, in Python
-        (`step.Host`), which takes a small pair half of its speed (docs/decoding.md).
+        (`step.Host`), where compiled engines follow a `rule`.
         """
         rule = self.rule(memory, draft.costs)
         return None if rule is None else rule.stop(draft)
@@ -333,7 +333,7 @@ class Decision:
         return list(judged) if self.rule is None else self.rule.read(judged)
 
     def stop(self, draft: DraftSoFar) -> "Stop | None":
-        """Why no further draft token is wanted; None to go on. Asked before each draft token below the limit."""
+        """Reason why no further draft token is wanted; None to go on. Asked before each draft token below the limit."""
         if self.rule is not None:
             return self.rule.stop(draft)
         if draft.num_tokens < self.policy.min_tokens:

@@ -56,7 +56,7 @@ class Device:
         self._host = Host()
 
     def refusal(self, request: Request) -> str | None:
-        """Why a request cannot be run here; None where it can."""
+        """Reason why a request cannot be run here; None where it can."""
         target, draft, judge = request.target, request.draft, judge_of(request.policy)
         if not (isinstance(target, GraphCache) and isinstance(draft, GraphCache) and target.device == draft.device):
             return "its models are not both graphs on one device"

@@ -60,7 +60,7 @@ class GraphModel(LeanModel):
 
     @staticmethod
     def refusal(model: Any) -> str | None:
-        """Why this model cannot be run so; None when it can. A CPU is no obstacle, only slow."""
+        """Reason why this model cannot be run so; None when it can. A CPU is no obstacle, only slow."""
         devices = {p.device.type for p in model.parameters()}
         if not devices <= {"cuda", "cpu"}:
             return f"it is on {', '.join(sorted(devices))}, and graphs are for CUDA"

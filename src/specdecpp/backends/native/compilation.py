@@ -30,7 +30,7 @@ LEVELS = {
 MOST = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 """Symbols that manylinux_2_28 promises, the oldest system that torch's own wheels run on."""
 LONGEST_S = 600.0
-"""How long a compiler may take; here it takes 5 to 10 s."""
+"""Seconds that a compiler may take; here it takes 5 to 10."""
 
 
 def compiler() -> tuple[str, ...] | None:
@@ -46,7 +46,7 @@ def compiler() -> tuple[str, ...] | None:
 
 
 def absence() -> str:
-    """Why there is no compiler."""
+    """Reason why there is no compiler."""
     given = os.environ.get("CXX")
     return f"CXX={given} is no program here" if given else "there is no C++ compiler (set CXX, or install g++ or clang++)"
 

@@ -78,7 +78,7 @@ class PassPart(ctypes.Structure):
 
 
 class Filters(ctypes.Structure):
-    """How tokens are drawn (`sampling.h`)."""
+    """Parameters of the draw of a token (`sampling.h`)."""
 
     _fields_ = [*_fields("float", "temperature top_p min_p penalty"), *_fields("int", "top_k"), *_fields("pointer", "seen")]
 
@@ -127,7 +127,7 @@ def origin() -> str:
 
 
 def refusal() -> str | None:
-    """Why there can be no compiled code; None where there is some, or may be: nothing is compiled to find out."""
+    """Reason why there can be no compiled code; None where there is some, or may be: nothing is compiled to find out."""
     if _found.cache_info().currsize:
         lib, words = _found()
         return words if lib is None else None

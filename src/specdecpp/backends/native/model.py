@@ -153,7 +153,7 @@ class NativeModel:
 
     @staticmethod
     def refusal(model: Any, *, is_stored: bool = False) -> str | None:
-        """Why this model cannot be run so here; None where it can. `is_stored`: its weights come from a file."""
+        """Reason why this model cannot be run so here; None where it can. `is_stored`: its weights come from a file."""
         if reason := families.refusal(model) or (None if is_stored else _refusal_of_weights(model)):
             return reason
         family = families.described(model)

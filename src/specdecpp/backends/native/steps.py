@@ -50,7 +50,7 @@ class Native:
         self._requests: WeakKeyDictionary[Request, _Steps] = WeakKeyDictionary()
 
     def refusal(self, request: Request) -> str | None:
-        """Why a request cannot be run here; None where it can."""
+        """Reason why a request cannot be run here; None where it can."""
         if not (type(request.target) is NativeCache and type(request.draft) in (NativeCache, SuffixDrafter)):
             return "its models are not both run by compiled code"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
@@ -274,7 +274,7 @@ class _DraftedSteps(_Steps):
         return self._asked(plan, self._verified)
 
     def _stop(self, plan: Plan) -> Stop:
-        """Why drafting ended."""
+        """Reason why drafting ended."""
         task, rule = self._drafting, plan.decision.rule
         if task.why == _STOPPED and rule is not None:
             return rule.why(task.num, task.value)

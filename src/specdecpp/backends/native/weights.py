@@ -104,7 +104,7 @@ class Weights:
         self._lends = False
 
     def common(self, other: "Weights") -> int:
-        """How many first layers are the other's too, to the bit; the other reads them here from then on. Not during a pass."""
+        """Count the first layers that the other has too, to the bit; it reads them here from then on. Not during a pass."""
         if other not in self._common:
             both = zip(self._angles, other._angles, strict=False)
             turn_alike = len(self._angles) == len(other._angles) and all(one.is_like(two) for one, two in both)

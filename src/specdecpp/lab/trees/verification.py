@@ -68,7 +68,7 @@ class TreeVerdict:
 
 
 def refusal(verification: Verification, *, removes_drawn: bool = False) -> str | None:
-    """Why trees are not verified so; None where they are. `removes_drawn`: of a rule that draws children and drops some."""
+    """Reason why trees are not verified so; None where they are. `removes_drawn`: the rule drops children that it drew."""
     if isinstance(verification, BlockVerification):
         return (
             "block verification is known for chains only, and a tree of draft tokens would change the distribution. Use "
