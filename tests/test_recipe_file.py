@@ -28,9 +28,15 @@ from specdecpp.training.recipe import Recipe
             "collect: {sources: [{path: p.jsonl, prompt: text}], max_tokens: true}",
             r"collect\.max_tokens: it should be a valid integer, got True",
         ),
-        ("collect: {sources: [{path: p.jsonl, prompt: text}], max_tokens: 0}", "collect: max_tokens must be at least 1, got 0"),
-        ("collect: {sources: []}", "collect: sources is empty; name at least one"),
-        ("collect: {sources: [{path: p.jsonl, prompt: text}], splits: []}", "collect: splits is empty; name at least one of"),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], max_tokens: 0}",
+            r"collect\.max_tokens: it should be greater than 0, got 0",
+        ),
+        ("collect: {sources: []}", r"collect\.sources: Tuple should have at least 1 item"),
+        (
+            "collect: {sources: [{path: p.jsonl, prompt: text}], splits: []}",
+            r"collect\.splits: Tuple should have at least 1 item",
+        ),
         (
             "collect: {sources: [{path: p.jsonl, prompt: text}], splits: [dev, val]}",
             r"collect\.splits\[1\]: it should be 'train', 'dev' or 'test', got 'val'",
@@ -53,7 +59,7 @@ from specdecpp.training.recipe import Recipe
         ),
         (
             "collect: {sources: [{path: p.jsonl, prompt: text}], branches: {length: 0}}",
-            r"collect\.branches: length must be at lea",
+            r"collect\.branches\.length: it should be greater than 0",
         ),
         (
             "collect: {sources: [{path: p.jsonl, prompt: text}]}\nsampling: {temperature: warm}",

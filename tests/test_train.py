@@ -25,7 +25,7 @@ from specdecpp.testing import save_tiny_pair
 from specdecpp.training.checkpoints import saved
 from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
-from specdecpp.training.plan import GRID, HeadPlan, grid
+from specdecpp.training.recipe import GRID, HeadPlan, grid
 from specdecpp.training.train import acceptance_loss, batches, examples, train
 
 PROCESS = Process.random(5, seed=1)
@@ -207,14 +207,14 @@ def test_the_grid_of_the_paper_is_twenty_heads():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"form": "sideways"}, "form is lagged or look_ahead"),
-        ({"text": "plain"}, "text mixed or leaf"),
-        ({"scalars": ("luck",)}, "'luck' is not one of log_q"),
-        ({"epochs": 0}, "at least 1"),
-        ({"width": 0}, "at least 1"),
-        ({"num_layers": -1}, "at least 0"),
-        ({"lr": 0.0}, "must be positive"),
-        ({"warmup": 1.0}, r"warmup in \[0, 1\)"),
+        ({"form": "sideways"}, "should be 'lagged' or 'look_ahead'"),
+        ({"text": "plain"}, "should be 'mixed' or 'leaf'"),
+        ({"scalars": ("luck",)}, "should be 'log_q', 'entropy'"),
+        ({"epochs": 0}, "greater than 0"),
+        ({"width": 0}, "greater than 0"),
+        ({"num_layers": -1}, "greater than or equal to 0"),
+        ({"lr": 0.0}, "greater than 0"),
+        ({"warmup": 1.0}, "less than 1"),
     ],
 )
 def test_a_plan_that_cannot_be_trained_is_refused(changes: dict[str, Any], message: str):

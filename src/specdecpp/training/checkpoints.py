@@ -12,7 +12,7 @@ import torch
 from specdecpp import cache_dir
 from specdecpp.errors import DataError, first_line
 from specdecpp.head import AcceptanceHead
-from specdecpp.training.plan import HeadPlan
+from specdecpp.training.recipe import HeadPlan
 
 STATE, METRICS = "state.pt", "metrics.jsonl"
 

@@ -18,39 +18,40 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any, get_args
 
+import numpy as np
 import torch
 
 import specdecpp
 from specdecpp import cache_dir
-from specdecpp.errors import DataError
+from specdecpp.backends import EagerModel
+from specdecpp.decoder import encode
+from specdecpp.errors import BackendError, DataError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.pair import Pair
-from specdecpp.training import jobs, shards
+from specdecpp.policy_spec import as_prompt
+from specdecpp.training import shards
+from specdecpp.training.branches import TARGET_ADVICE, check_tree_mask
 from specdecpp.training.folders import claimed
-from specdecpp.training.jobs import Question, ShardWork
-from specdecpp.training.labels import TOP_K
-from specdecpp.training.prompts import Split, gather
+from specdecpp.training.labels import TOP_K, Labelling, Record, Sampled, label
+from specdecpp.training.prompts import Prompt, Split, gather
 from specdecpp.training.recipe import Recipe
+from specdecpp.training.responses import sample_responses
 
 LARGE = 20e9
 """Bytes past which a collection must be confirmed."""
-_TRIAL_TOKENS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """The work that is left, at most: every answer as long as it may be. The time comes from a short trial."""
+class Question:
+    """An encoded prompt."""
 
-    num_prompts: int
-    num_tokens: int
-    num_bytes: int
-    seconds: float
+    ids: tuple[int, ...]
+    source: str
+    split: Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +64,8 @@ class Progress:
     """Done by earlier runs."""
     num_shards: int
     shards_done: int
-    tokens: int
-    elapsed_s: float
-    estimate: Estimate
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.elapsed_s if self.elapsed_s > 0 else 0.0
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds left at the pace of the prompts done in this run; None before the first shard."""
-        made = self.prompts_done - self.prompts_before
-        return self.elapsed_s * (self.num_prompts - self.prompts_done) / made if made else None
+    tokens: int = 0
+    elapsed_s: float = 0.0
 
 
 def collect(
@@ -88,7 +78,7 @@ def collect(
 ) -> Progress:
     """Make what is missing of the collection in `recipe.labels`, and say where it stands then.
 
-    `progress` is told as tokens come and shards are finished, first of all with the estimate.
+    `progress` is told as tokens come and shards are finished.
 
     Raises `DataError` when the folder holds another collection or a damaged shard, when it is to become larger than 20 GB
     or than the disk and `assume_yes` is not set, when another run works in it, when it cannot be written into, and when the
@@ -97,24 +87,39 @@ def collect(
     """
     items, provenance = prepared(recipe, pair)
     check([q.split for q in items])
-    folder, work = recipe.labels, _work(recipe, pair, provenance)
-    groups = jobs.groups(items, size=recipe.collect.shard_size)
+    folder, size, started = recipe.labels, recipe.collect.shard_size, perf_counter()
+    groups = [items[i : i + size] for i in range(0, len(items), size)]
     with claimed(folder):
-        jobs.check(pair, work, items)
+        _check_pair(recipe, pair, items)
         finished = _opened(folder, provenance)
-        missing = {i: group for i, group in enumerate(groups) if i not in finished}
-        counter = _Counter(groups, finished, estimate_of(pair, work, list(missing.values())), progress)
-        _check_size(folder, counter.now.estimate, assume_yes=assume_yes)
-        counter.tell()
+        missing = [i for i in range(len(groups)) if i not in finished]
+        _check_size(folder, most_bytes(recipe, pair, [q for i in missing for q in groups[i]]), assume_yes=assume_yes)
+        num_done = sum(len(groups[i]) for i in finished)
+        now = Progress(
+            num_prompts=len(items),
+            prompts_done=num_done,
+            prompts_before=num_done,
+            num_shards=len(groups),
+            shards_done=len(finished),
+        )
+
+        def tell(num_tokens: int = 0, **changes: int) -> None:
+            nonlocal now
+            now = replace(now, tokens=now.tokens + num_tokens, elapsed_s=perf_counter() - started, **changes)
+            progress(now)
+
+        tell()
         try:
             if not (folder / shards.COLLECTION).exists():
                 cache_dir.write(folder / shards.COLLECTION, json.dumps(provenance, indent=1) + "\n")
-            for index, group in missing.items():
-                shards.write(folder, index, jobs.make(pair, work, index, group, tick=counter.tick))
-                counter.finish(index)
+            kept = {key: provenance[key] for key in ("digest", "pair", "sampling", "versions")}
+            for index in missing:
+                answers = _answered(recipe, pair, index, groups[index], tick=tell)
+                shards.write(folder, index, shards.encoded(_labelled(recipe, pair, index, answers), {**kept, "shard": index}))
+                tell(shards_done=now.shards_done + 1, prompts_done=now.prompts_done + len(groups[index]))
         except OSError as error:
-            raise _unwritten(folder, error, counter.now.shards_done) from error
-        return counter.now
+            raise _unwritten(folder, error, now.shards_done) from error
+        return now
 
 
 def _unwritten(folder: Path, error: OSError, num_done: int) -> DataError:
@@ -130,7 +135,7 @@ def _unwritten(folder: Path, error: OSError, num_done: int) -> DataError:
 def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Question], dict[str, Any]]:
     """The encoded prompts in their order, and what `collection.json` says of them and of the run."""
     prompts = gather(recipe.collect.sources, seed=recipe.collect.seed, splits=recipe.collect.splits)
-    items = jobs.questions(pair, prompts)
+    items = questions(pair, prompts)
     if not items:
         raise DataError(f"none of the {len(prompts)} prompts leaves room for an answer in the context of the models.")
     settings = _settings(recipe, pair, items)
@@ -151,50 +156,113 @@ def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Question], dict[str, Any]
     }
 
 
-def estimate_of(pair: Pair, work: ShardWork, groups: Sequence[Sequence[Question]]) -> Estimate:
-    """At most what the shards will take, from a short trial on the first of them."""
-    items = [q for group in groups for q in group]
-    plan, context = work.plan, work.context
-    lengths = [plan.max_tokens if context is None else min(plan.max_tokens, context - len(q.ids)) for q in items]
-    width = 2 * pair.draft.hidden_size
+def backends_of(pair: Pair) -> tuple[EagerModel, EagerModel]:
+    """(target, draft). Raises `BackendError` for backends that cannot run a batch."""
+    for role, backend in (("target", pair.target), ("draft", pair.draft)):
+        if not isinstance(backend, EagerModel):
+            raise BackendError(
+                f"collection runs whole batches, and the {role} is a {type(backend).__name__}. Use an EagerModel."
+            )
+    assert isinstance(pair.target, EagerModel), "checked above"
+    assert isinstance(pair.draft, EagerModel), "checked above"
+    return pair.target, pair.draft
+
+
+def context_of(pair: Pair) -> int | None:
+    """The most tokens that both models hold, None without an end."""
+    return min((n for n in (pair.target.max_length, pair.draft.max_length) if n is not None), default=None)
+
+
+def questions(pair: Pair, prompts: Sequence[Prompt]) -> list[Question]:
+    """The prompts as user messages (or as plain text, without a chat template), those that leave no room for an answer left
+    out."""
+    context = context_of(pair)
+    encoded = [Question(ids=tuple(encode(pair, as_prompt(pair, p.text))), source=p.source, split=p.split) for p in prompts]
+    return [q for q in encoded if q.ids and (context is None or len(q.ids) < context)]
+
+
+def most_bytes(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> int:
+    """The bytes of the labels of these prompts if every answer is as long as it may be."""
+    plan, context, width = recipe.collect, context_of(pair), 2 * pair.draft.hidden_size
     num_bytes = 0
-    for q, n in zip(items, lengths, strict=True):
-        num_bytes += 4 * len(q.ids) + n * (4 * (3 * plan.draws + TOP_K + 7) + width * (1 + len(plan.features)))
+    for q in items:
+        num_tokens = plan.max_tokens if context is None else min(plan.max_tokens, context - len(q.ids))
+        num_bytes += 4 * len(q.ids) + num_tokens * (4 * (3 * plan.draws + TOP_K + 7) + width * (1 + len(plan.features)))
         if plan.branches and plan.branches.includes(source=q.source, split=q.split):
-            num_bytes += n * plan.branches.length * (24 + width)
-    seconds = _trial_s(pair, work, groups) if items else 0.0
-    return Estimate(num_prompts=len(items), num_tokens=sum(lengths), num_bytes=num_bytes, seconds=seconds)
+            num_bytes += num_tokens * plan.branches.length * (24 + width)
+    return num_bytes
 
 
-def _trial_s(pair: Pair, work: ShardWork, groups: Sequence[Sequence[Question]]) -> float:
-    """Seconds for all groups if every answer is as long as it may be: one batch answered and labelled, scaled."""
-    batch = groups[0][-work.plan.batch :]
-    num_batches = sum(map(len, groups)) / len(batch)
-    times = [perf_counter()]
-    short = replace(work, plan=replace(work.plan, max_tokens=_TRIAL_TOKENS))
-    answers = jobs.answer_all(pair, short, 0, batch, tick=lambda num_tokens: times.append(perf_counter()))
-    started = perf_counter()
-    jobs.label_all(pair, work, answers, 0)
-    label_s = perf_counter() - started
-    prompt_s, *steps = (b - a for a, b in pairwise(times))
-    growth = 1 + work.plan.max_tokens * len(answers) / sum(a.num_tokens for a in answers)
-    return num_batches * (prompt_s + median(steps or [prompt_s]) * work.plan.max_tokens + label_s * growth)
+def _check_pair(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> None:
+    """Raise `BackendError` if the pair cannot do what the plan asks."""
+    target, draft = backends_of(pair)
+    plan, branches, context = recipe.collect, recipe.collect.branches, context_of(pair)
+    has_branches = branches is not None and any(branches.includes(source=q.source, split=q.split) for q in items)
+    if has_branches or "leaf" in plan.features:
+        longest = max(len(q.ids) for q in items) + plan.max_tokens + (branches.length if branches else 1)
+        longest = longest if context is None else min(longest, context)
+        check_tree_mask(draft, longest=longest)
+        if has_branches and branches is not None and branches.odds:
+            check_tree_mask(target, longest=longest, advice=TARGET_ADVICE)
 
 
-def _work(recipe: Recipe, pair: Pair, provenance: Mapping[str, Any]) -> ShardWork:
-    kept = ("digest", "pair", "sampling", "versions")
-    return ShardWork(
-        plan=recipe.collect,
-        sampling=recipe.sampling,
-        ends=pair.ends,
-        context=jobs.context_of(pair),
-        provenance={key: provenance[key] for key in kept},
-    )
+def _answered(
+    recipe: Recipe, pair: Pair, index: int, items: Sequence[Question], *, tick: Callable[[int], None]
+) -> list[Sampled]:
+    """An answer of the target to each prompt of shard `index`, those of like lengths in one batch."""
+    target, _ = backends_of(pair)
+    plan, generator = recipe.collect, _generator(recipe.collect.seed, index, 0, target.device)
+    items = sorted(items, key=lambda q: len(q.ids))
+    answers: list[Sampled] = []
+    for start in range(0, len(items), plan.batch):
+        batch = items[start : start + plan.batch]
+        sampled = sample_responses(
+            target,
+            [q.ids for q in batch],
+            sampling=recipe.sampling,
+            max_tokens=plan.max_tokens,
+            ends=pair.ends,
+            generator=generator,
+            max_length=context_of(pair),
+            tick=tick,
+        )
+        answers += [
+            Sampled(prompt=q.ids, answer=a, source=q.source, split=q.split) for q, a in zip(batch, sampled, strict=True)
+        ]
+    return answers
+
+
+def _labelled(recipe: Recipe, pair: Pair, index: int, answers: Sequence[Sampled]) -> list[Record]:
+    """The record of each answer of shard `index`; those that get branches go in batches of their own."""
+    target, draft = backends_of(pair)
+    plan, branches = recipe.collect, recipe.collect.branches
+    generator = _generator(plan.seed, index, 1, draft.device)
+    has = [branches is not None and branches.includes(source=a.source, split=a.split) for a in answers]
+    records: dict[int, Record] = {}
+    for wanted in (False, True):
+        chosen = [i for i, has_branches in enumerate(has) if has_branches == wanted]
+        how = Labelling(
+            sampling=recipe.sampling,
+            ends=pair.ends,
+            draws=plan.draws,
+            features=plan.features,
+            branch_length=branches.length if branches and wanted else 0,
+            branch_odds=branches is not None and branches.odds,
+            max_length=context_of(pair),
+        )
+        records |= zip(chosen, label(target, draft, [answers[i] for i in chosen], how, generator), strict=True)
+    return [records[i] for i in range(len(answers))]
+
+
+def _generator(seed: int, index: int, stream: int, device: torch.device) -> torch.Generator:
+    """An independent stream for each shard and each half of its work."""
+    state = np.random.SeedSequence([seed, index, stream]).generate_state(1, np.uint64)[0]
+    return torch.Generator(device=device).manual_seed(int(state >> 1))
 
 
 def _settings(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> dict[str, Any]:
     """All that may change the bytes of a shard, where the files lie aside."""
-    target, draft = jobs.backends_of(pair)
+    target, draft = backends_of(pair)
     plan = json.loads(json.dumps(asdict(recipe.collect)))
     for source in plan["sources"]:
         source["path"] = Path(source["path"]).name
@@ -272,45 +340,11 @@ def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, value
 
 
-def _check_size(folder: Path, estimate: Estimate, *, assume_yes: bool) -> None:
+def _check_size(folder: Path, num_bytes: int, *, assume_yes: bool) -> None:
     free = shutil.disk_usage(folder).free
-    size = f"the collection in {folder} may grow by {estimate.num_bytes / 1e9:.1f} GB"
+    size = f"the collection in {folder} may grow by {num_bytes / 1e9:.1f} GB"
     advice = "Say --yes to go on, or ask for fewer rows, draws or features, a smaller max_tokens, or branches for fewer splits."
-    if estimate.num_bytes > free and not assume_yes:
+    if num_bytes > free and not assume_yes:
         raise DataError(f"{size}, and its disk has {free / 1e9:.1f} GB free. {advice}")
-    if estimate.num_bytes > LARGE and not assume_yes:
+    if num_bytes > LARGE and not assume_yes:
         raise DataError(f"{size}, and more than {LARGE / 1e9:.0f} GB must be asked for. {advice}")
-
-
-class _Counter:
-    """Progress of a run, told whenever it changes."""
-
-    def __init__(
-        self,
-        groups: Sequence[Sequence[Question]],
-        finished: Sequence[int],
-        estimate: Estimate,
-        progress: Callable[[Progress], None],
-    ):
-        self.sizes, self.progress, self.started = [len(g) for g in groups], progress, perf_counter()
-        num_done = sum(self.sizes[i] for i in finished)
-        self.now = Progress(
-            num_prompts=sum(self.sizes),
-            prompts_done=num_done,
-            prompts_before=num_done,
-            num_shards=len(groups),
-            shards_done=len(finished),
-            tokens=0,
-            elapsed_s=0.0,
-            estimate=estimate,
-        )
-
-    def tell(self, **changes: int) -> None:
-        self.now = replace(self.now, elapsed_s=perf_counter() - self.started, **changes)
-        self.progress(self.now)
-
-    def tick(self, num_tokens: int) -> None:
-        self.tell(tokens=self.now.tokens + num_tokens)
-
-    def finish(self, index: int) -> None:
-        self.tell(shards_done=self.now.shards_done + 1, prompts_done=self.now.prompts_done + self.sizes[index])

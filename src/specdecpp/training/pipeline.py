@@ -23,9 +23,8 @@ from specdecpp.training.calibrate import calibrate_head
 from specdecpp.training.checkpoints import Epoch
 from specdecpp.training.evaluate import FREE, Evaluation, evaluate
 from specdecpp.training.folders import writable
-from specdecpp.training.plan import HeadPlan
 from specdecpp.training.prompts import Split, gather
-from specdecpp.training.recipe import Recipe
+from specdecpp.training.recipe import HeadPlan, Recipe, grid
 from specdecpp.training.train import train
 
 EVALUATION = "evaluation.json"
@@ -65,6 +64,16 @@ def check_splits(recipe: Recipe, found: Sequence[Split]) -> None:
             f"{recipe.name} has no prompts to {uses[lacking[0]]}: its split {lacking[0]} is empty ({counts}). A prompt's split "
             f"is decided by its hash: give more prompts, a larger dev_share, or a source with split: {lacking[0]}."
         )
+
+
+def chosen(recipe: Recipe, names: Sequence[str] | None, *, is_grid: bool = False) -> dict[str, HeadPlan]:
+    """The plans that were asked for. Raises ValueError for a name that the recipe does not have."""
+    if unknown := [name for name in names or () if name not in recipe.train]:
+        raise ValueError(f"{recipe.name} has no head {unknown[0]!r}. Its heads: {', '.join(recipe.train) or 'none'}.")
+    plans = {name: plan for name, plan in recipe.train.items() if not names or name in names}
+    if not is_grid:
+        return plans
+    return {f"{name},{point}": cell for name, plan in plans.items() for point, cell in grid(plan).items()}
 
 
 def train_heads(

@@ -15,11 +15,15 @@ their names before anything is loaded.
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from specdecpp.errors import DataError
 from specdecpp.sampling import Sampling
@@ -28,12 +32,15 @@ from specdecpp.training.prompts import KINDS, Source, Split
 if TYPE_CHECKING:
     from specdecpp.loading.pair import Pair
 
-T = TypeVar("T")
 Feature = Literal["mixed", "leaf"]
+Scalar = Literal["log_q", "entropy", "gap", "depth"]
 DTypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+GRID = {"rejection_weight": (1.0, 3.0, 6.0, 12.0), "num_layers": (0, 1, 2, 3, 4)}
+"""The paper's grid of 20 heads (section 4)."""
+_CHECKED = ConfigDict(extra="forbid", strict=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class PairPlan:
     """The pair, as `load_pair` takes it. No names: the reference pair."""
 
@@ -50,67 +57,103 @@ class PairPlan:
         return replace(pair, head=None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class BranchPlan:
     """Which answers get discarded branches, how many tokens a branch may have, and whether the target judges
     them too: then an oracle that knows every chance of acceptance can be replayed."""
 
     splits: tuple[Split, ...] = ("dev", "test")
     sources: tuple[str, ...] | None = None
-    length: int = 10
+    length: PositiveInt = 10
     odds: bool = False
-
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length must be at least 1, got {self.length}; for no branches set branches to null")
 
     def includes(self, *, source: str, split: str) -> bool:
         return split in self.splits and (self.sources is None or source in self.sources)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class CollectPlan:
     """The plan of `collect`. `draws` draft tokens are scored at every position; a shard holds the answers to `shard_size`
     prompts, sampled `batch` at a time."""
 
-    sources: tuple[Source, ...]
-    splits: tuple[Split, ...] = ("train", "dev", "test")
+    sources: Annotated[tuple[Source, ...], Field(min_length=1)]
+    splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train", "dev", "test")
     """The sides that are collected; prompts of the others are left out."""
-    max_tokens: int = 256
-    seed: int = 0
-    draws: int = 4
+    max_tokens: PositiveInt = 256
+    seed: NonNegativeInt = 0
+    draws: PositiveInt = 4
     features: tuple[Feature, ...] = ("mixed",)
     branches: BranchPlan | None = field(default_factory=BranchPlan)
-    shard_size: int = 128
-    batch: int = 64
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "draws", "shard_size", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
-        if not self.sources:
-            raise ValueError("sources is empty; name at least one")
-        if not self.splits:
-            raise ValueError("splits is empty; name at least one of train, dev and test, or leave it out for all of them")
+    shard_size: PositiveInt = 128
+    batch: PositiveInt = 64
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
+class HeadPlan:
+    """One head: its form and how it is trained. The defaults are ours; `HeadPlan.paper()` is the paper's.
+
+    `text` is where a lagged head finds the state at the draft token: `mixed` or `leaf` (exact). `batch` counts
+    answers, of which every position has as many draft tokens as were drawn; the learning rate is reached after a share
+    `warmup` of the steps and falls as a cosine. Raises ValueError for what cannot be trained.
+    """
+
+    form: Literal["lagged", "look_ahead"] = "look_ahead"
+    text: Feature = "mixed"
+    num_layers: NonNegativeInt = 2
+    width: PositiveInt | None = None
+    scalars: tuple[Scalar, ...] = ("log_q", "entropy", "gap")
+    rejection_weight: PositiveFloat = 1.0
+    epochs: PositiveInt = 4
+    batch: PositiveInt = 8
+    lr: PositiveFloat = 2e-3
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    seed: NonNegativeInt = 0
+
+    @classmethod
+    def paper(cls, **changes: Any) -> "HeadPlan":
+        """The head of the paper: three blocks, w_rej = 6, three epochs of batches of 32 answers, lr 5e-5."""
+        paper = {
+            "form": "lagged",
+            "num_layers": 3,
+            "scalars": (),
+            "rejection_weight": 6.0,
+            "epochs": 3,
+            "batch": 32,
+            "lr": 5e-5,
+        }
+        return cls(**(paper | changes))
+
+    @property
+    def is_ahead(self) -> bool:
+        return self.form == "look_ahead"
+
+
+def grid(plan: HeadPlan, axes: Mapping[str, Sequence[Any]] = GRID) -> dict[str, HeadPlan]:
+    """Every combination of the axes, by a name that says its values.
+
+    >>> list(grid(HeadPlan.paper(), {"num_layers": (0, 1)}))
+    ['num_layers=0', 'num_layers=1']
+    """
+    names = list(axes)
+    combinations = [dict(zip(names, values, strict=True)) for values in product(*axes.values())]
+    return {",".join(f"{k}={v:g}" for k, v in c.items()): replace(plan, **c) for c in combinations}
+
+
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class CalibratePlan:
     """Which answers calibrate the head."""
 
     split: Split = "dev"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class Recipe:
-    """A recipe that has been read and checked. `train` holds a `HeadPlan` for each name."""
+    """A recipe that has been read and checked."""
 
     collect: CollectPlan
     pair: PairPlan = field(default_factory=PairPlan)
     sampling: Sampling = field(default_factory=Sampling)
-    train: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, HeadPlan] = field(default_factory=dict)
     calibrate: CalibratePlan = field(default_factory=CalibratePlan)
     out: Path = Path("out")
     name: str = "recipe.yaml"
@@ -133,41 +176,39 @@ class Recipe:
         """
         path = Path(path)
         content = {key: value for key, value in _yaml(path).items() if value is not None}
-        plans = content.pop("train", None) or {}
         try:
-            recipe = build(cls, content)
-            recipe = replace(recipe, train=_head_plans(plans), name=path.name)
-            return _placed(recipe, path.resolve().parent)
+            return _placed(replace(_checked(content), name=path.name), path.resolve().parent)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
 
 
-def build(kind: type[T], values: Any, *, where: str = "") -> T:
-    """A dataclass from a mapping, its values checked against the types of its fields. `where` is the key of the mapping.
-
-    Raises `DataError` with the key of the first value that does not fit.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    kind.__pydantic_config__ = {"extra": "forbid", "strict": True}  # pyright: ignore[reportAttributeAccessIssue]
+def _checked(content: dict[str, Any]) -> Recipe:
+    """The recipe of a mapping. Raises `DataError` with the key of the first value that does not fit."""
+    heads = content.get("train", {})
+    if not isinstance(heads, dict):
+        raise DataError(f"train must be a mapping of names to heads, got {heads!r}.")
+    for name in map(str, heads):
+        if name in (".", "..") or not name.strip() or "/" in name or "\\" in name or "\0" in name:
+            raise DataError(f"train.{name}: a head's name is that of its folder under heads, so it cannot be {name!r}.")
+    content = content | {"train": {str(name): plan or {} for name, plan in heads.items()}}
     try:  # as JSON has them lists are tuples, and texts paths
-        return TypeAdapter(kind).validate_json(json.dumps(values, default=str))
+        return TypeAdapter(Recipe).validate_json(json.dumps(content, default=str))
     except ValidationError as error:
         first = min(error.errors(), key=lambda found: found["type"] != "unexpected_keyword_argument")
-    key = where
+    key = ""
     for part in (part for part in first["loc"] if not isinstance(part, str) or part.isidentifier()):
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
     match first["type"]:
         case "missing" | "missing_argument":
             raise DataError(f"{key} is missing, and it has no default.")
         case "unexpected_keyword_argument":
-            schema = TypeAdapter(kind).json_schema()
+            schema = TypeAdapter(Recipe).json_schema()
             names = [name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())]
             near = get_close_matches(str(first["loc"][-1]), names, n=1)
             raise DataError(f"{key} is not a key{f'; is {near[0]} meant?' if near else '.'}")
         case "value_error":
             raise DataError(f"{key}: {first['ctx']['error']}")  # pyright: ignore[reportTypedDictNotRequiredAccess]
-    raise DataError(f"{key or 'the recipe'}: {first['msg'].replace('Input', 'it')}, got {first['input']!r}.")
+    raise DataError(f"{key}: {first['msg'].replace('Input', 'it')}, got {first['input']!r}.")
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -186,19 +227,6 @@ def _yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{path} holds no recipe. It needs at least collect, with its sources.")
     return content
-
-
-def _head_plans(plans: Any) -> dict[str, Any]:
-    if not plans:
-        return {}
-    from specdecpp.training.plan import HeadPlan
-
-    if not isinstance(plans, dict):
-        raise DataError(f"train must be a mapping of names to heads, got {plans!r}.")
-    for name in map(str, plans):
-        if name in (".", "..") or not name.strip() or "/" in name or "\\" in name or "\0" in name:
-            raise DataError(f"train.{name}: a head's name is that of its folder under heads, so it cannot be {name!r}.")
-    return {str(name): build(HeadPlan, values or {}, where=f"train.{name}") for name, values in plans.items()}
 
 
 def _placed(recipe: Recipe, base: Path) -> Recipe:

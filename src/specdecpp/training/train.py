@@ -21,12 +21,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import DataError
-from specdecpp.head import CARD, AcceptanceHead
+from specdecpp.head import CARD, AcceptanceHead, Calibration, HeadCard
 from specdecpp.training.checkpoints import Epoch, Training
 from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
-from specdecpp.training.plan import HeadPlan
+from specdecpp.training.recipe import HeadPlan
 from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_evidence
 from specdecpp.training.shards import COLLECTION
 
@@ -64,7 +64,7 @@ def _trained(
 ) -> AcceptanceHead:
     """`train`, in a folder that is this run's own."""
     origin = {"plan": json.loads(json.dumps(asdict(plan))), "labels": about.get("digest")}
-    run = Training.opened(plan, AcceptanceHead(plan.card(records[0], about)), folder, origin, -(-len(records) // plan.batch))
+    run = Training.opened(plan, AcceptanceHead(_card(plan, records[0], about)), folder, origin, -(-len(records) // plan.batch))
     if run.epoch == plan.epochs and (folder / CARD).exists():
         head = AcceptanceHead.from_pretrained(folder)
         return head if "epochs" in head.card.notes else head.with_card(notes=head.card.notes | run.notes(origin))
@@ -81,6 +81,22 @@ def _trained(
     run.write_lines()  # a run may have been killed between these and the state
     finished.save_pretrained(folder)
     return finished
+
+
+def _card(plan: HeadPlan, first: Record, about: Mapping[str, Any]) -> HeadCard:
+    """The card of the untrained head: what the labels say of the pair."""
+    return HeadCard(
+        hidden_size=first.states.shape[1],
+        num_layers=plan.num_layers,
+        form=plan.form,
+        scalars=plan.scalars,
+        width=plan.width,
+        vocab_size=about["vocab_size"] if plan.is_ahead else None,
+        target=about["pair"]["target"],
+        draft=about["pair"]["draft"],
+        sampling=about["sampling"],
+        calibration=Calibration(rejection_weight=plan.rejection_weight),
+    )
 
 
 def step(run: Training, records: Sequence[Record], plan: HeadPlan) -> tuple[float, int]:
