@@ -28,7 +28,7 @@ from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.testing import tiny_model
-from specdecpp.training.checkpoints import saved
+from specdecpp.training.train import saved
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from specdecpp.distillation.network import batched, is_fast_at_half
 from specdecpp.distillation.text import TextPiece
 from specdecpp.errors import DataError, first_line
 from specdecpp.loading.gguf_writing import Precision
-from specdecpp.training.checkpoints import rate, saved
+from specdecpp.training.train import rate, saved
 
 Loss = Literal["kl", "tv"]
 Length = tuple[int, int]

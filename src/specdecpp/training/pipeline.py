@@ -20,12 +20,11 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head
-from specdecpp.training.checkpoints import Epoch
 from specdecpp.training.evaluate import FREE, Evaluation, evaluate
 from specdecpp.training.folders import writable
 from specdecpp.training.prompts import Split, gather
 from specdecpp.training.recipe import HeadPlan, Recipe, grid
-from specdecpp.training.train import train
+from specdecpp.training.train import Epoch, train
 
 EVALUATION = "evaluation.json"
 

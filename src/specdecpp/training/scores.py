@@ -41,6 +41,12 @@ class ScoreInputs:
     def __getitem__(self, rows: Bool[Tensor, " N"] | tuple[slice | int, ...]) -> "ScoreInputs":
         return ScoreInputs(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
+    @classmethod
+    def joined(cls, parts: "Sequence[ScoreInputs]") -> "ScoreInputs":
+        """All tokens of these parts, one after another."""
+        last = dict.fromkeys(cls.__dataclass_fields__, -1) | {"hidden": -2}
+        return cls(**{name: torch.cat([getattr(p, name).flatten(0, at) for p in parts]) for name, at in last.items()})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
@@ -121,6 +127,15 @@ def token_evidence(record: Record, source: Source) -> ScoreInputs:
     return evidence if record.is_mixed is None or source == "leaf" else evidence[record.is_mixed]
 
 
+def token_labels(record: Record, source: Source) -> tuple[Float[Tensor, "..."], Int[Tensor, "..."]]:
+    """(accept, depth) of the draft tokens of `token_evidence`."""
+    label, depth = record.accept, record.depth[:, None].expand_as(record.candidate)
+    if source == "clean":
+        return label, depth
+    kept = slice(None) if source == "leaf" or record.is_mixed is None else record.is_mixed
+    return label[kept, 0], depth[kept, 0]
+
+
 def answer_evidence(record: Record, *, is_ahead: bool) -> ScoreInputs:
     """About the answer's own tokens [N]."""
     return ScoreInputs(
@@ -160,12 +175,8 @@ def _source(head: AcceptanceHead, record: Record, sources: Sequence[Literal["lea
 
 def _token_logits(head: AcceptanceHead, record: Record, source: Source) -> dict[str, np.ndarray]:
     """score, label and weight of the points per token."""
-    evidence = token_evidence(record, source)
-    label, depth = record.accept, record.depth[:, None].expand_as(record.candidate)
-    if source != "clean":
-        kept = slice(None) if source == "leaf" or record.is_mixed is None else record.is_mixed
-        label, depth = label[kept, 0], depth[kept, 0]
-    score = logits(head, evidence, depth).ravel()
+    label, depth = token_labels(record, source)
+    score = logits(head, token_evidence(record, source), depth).ravel()
     return {"score": score, "label": _flat(label), "weight": np.ones_like(score)}
 
 

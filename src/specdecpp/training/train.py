@@ -9,28 +9,43 @@ of its states are read from the labels: no epoch and no head of a grid runs a mo
 
 import json
 import math
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.errors import DataError
+from specdecpp import cache_dir
+from specdecpp.errors import DataError, first_line
 from specdecpp.head import CARD, AcceptanceHead, Calibration, HeadCard
-from specdecpp.training.checkpoints import Epoch, Training
 from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.recipe import HeadPlan
-from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_evidence
+from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_evidence, token_labels
 from specdecpp.training.shards import COLLECTION
 
-Tell = Callable[[Epoch], None]
+STATE, METRICS = "state.pt", "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """Where a training stands after an epoch. The figures of the dev split are per token; None without dev answers."""
+
+    epoch: int
+    epochs: int
+    loss: float
+    dev_auroc: float | None
+    dev_kl: float | None
+    num_labels: int
+    elapsed_s: float
 
 
 def train(
@@ -40,7 +55,7 @@ def train(
     about: Mapping[str, Any],
     folder: Path,
     *,
-    tell: Tell = lambda epoch: None,
+    tell: Callable[[Epoch], None] = lambda epoch: None,
 ) -> AcceptanceHead:
     """Train one head and save it in `folder`, with `metrics.jsonl`: a line for each epoch.
 
@@ -56,31 +71,95 @@ def train(
             "or damaged. Put it back, or collect into another folder."
         )
     with claimed(folder):
-        return _trained(plan, records, dev, about, folder, tell)
+        run = _Training(plan, _card(plan, records[0], about), folder, about.get("digest"), -(-len(records) // plan.batch))
+        if len(run.epochs) == plan.epochs and (folder / CARD).exists():
+            return AcceptanceHead.from_pretrained(folder)
+        started = perf_counter()
+        for epoch in range(len(run.epochs) + 1, plan.epochs + 1):
+            total, weight = 0.0, 0.0
+            for batch in batches(len(records), plan, epoch):
+                loss, size = run.step([records[i] for i in batch])
+                total, weight = total + loss * size, weight + size
+            run.keep(_epoch(run.head, plan, epoch, total / weight, records, dev, perf_counter() - started))
+            tell(run.epochs[-1])
+        run.write_lines()  # a run may have been killed between these and the state
+        finished = run.head.with_card(notes={"train": run.origin, "epochs": [asdict(e) for e in run.epochs]})
+        finished.save_pretrained(folder)
+        return finished
 
 
-def _trained(
-    plan: HeadPlan, records: Sequence[Record], dev: Sequence[Record], about: Mapping[str, Any], folder: Path, tell: Tell
-) -> AcceptanceHead:
-    """`train`, in a folder that is this run's own."""
-    origin = {"plan": json.loads(json.dumps(asdict(plan))), "labels": about.get("digest")}
-    run = Training.opened(plan, AcceptanceHead(_card(plan, records[0], about)), folder, origin, -(-len(records) // plan.batch))
-    if run.epoch == plan.epochs and (folder / CARD).exists():
-        head = AcceptanceHead.from_pretrained(folder)
-        return head if "epochs" in head.card.notes else head.with_card(notes=head.card.notes | run.notes(origin))
-    started = perf_counter()
-    for epoch in range(run.epoch + 1, plan.epochs + 1):
-        total, weight = 0.0, 0.0
-        for batch in batches(len(records), plan, epoch):
-            loss, size = step(run, [records[i] for i in batch], plan)
-            total, weight = total + loss * size, weight + size
-        run.keep(epoch, _epoch(run.head, plan, epoch, total / weight, records, dev, perf_counter() - started), origin)
-        tell(run.epochs[-1])
-    run.head.eval()
-    finished = run.head.with_card(notes=run.notes(origin))
-    run.write_lines()  # a run may have been killed between these and the state
-    finished.save_pretrained(folder)
-    return finished
+class _Training:
+    """A training between two epochs: what it takes to go on is in `state.pt`, replaced whole after each."""
+
+    def __init__(self, plan: HeadPlan, card: HeadCard, folder: Path, labels: str | None, num_batches: int):
+        """A new run, or the one that was killed in this folder."""
+        self.plan, self.folder, self.epochs = plan, folder, list[Epoch]()
+        self.origin = {"plan": json.loads(json.dumps(asdict(plan))), "labels": labels}
+        self.head = AcceptanceHead(card)
+        _initialise(self.head, plan.seed)
+        self.optimiser = torch.optim.AdamW(self.head.parameters(), lr=plan.lr, weight_decay=0.0)
+        num_steps = plan.epochs * num_batches
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimiser, lambda at: rate(at, steps=num_steps, warmup=plan.warmup)
+        )
+        self._parts = {"head": self.head, "optimiser": self.optimiser, "schedule": self.schedule}
+        if (folder / STATE).exists():
+            try:
+                self._go_on(saved(folder / STATE))
+            except DataError:
+                raise
+            except Exception as error:  # zip, pickle and torch each have errors of their own
+                raise DataError(
+                    f"{folder / STATE} is damaged ({first_line(error)}), so this training cannot go on from it. Delete that "
+                    "file and run the same command again: the head is trained from its beginning."
+                ) from error
+
+    def _go_on(self, state: dict[str, Any]) -> None:
+        """Take up what `keep` has written. Raises `DataError` for the state of another plan."""
+        plan, own = state["origin"]["plan"], self.origin["plan"]
+        if state["origin"] != self.origin:
+            changed = [k for k in own | plan if plan.get(k) != own.get(k)] or ["the labels"]
+            raise DataError(
+                f"{self.folder} holds a head of another plan: {', '.join(changed)} changed. Give this head another name, or "
+                "remove that folder."
+            )
+        self.epochs = [Epoch(**line) for line in state["epochs"]]
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+
+    def step(self, records: Sequence[Record]) -> tuple[float, int]:
+        """One update; the loss before it, and the number of labels it stands on."""
+        evidence, label, depth = examples(records, self.plan)
+        logit = raw(self.head, evidence, depth)
+        loss = acceptance_loss(logit, label, rejection_weight=self.plan.rejection_weight)
+        loss.backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.schedule.step()
+        return float(loss.detach()), len(logit)
+
+    def keep(self, line: Epoch) -> None:
+        """Write the state after an epoch, and the lines so far; each file is replaced whole.
+
+        Raises `DataError` where that cannot be done.
+        """
+        self.epochs.append(line)
+        state = {"origin": self.origin, "epochs": [asdict(e) for e in self.epochs]}
+        state |= {name: part.state_dict() for name, part in self._parts.items()}
+        try:
+            with cache_dir.whole(self.folder / STATE) as part:
+                torch.save(state, part)
+            self.write_lines()
+        except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
+            reason = error.strerror if isinstance(error, OSError) else first_line(error)
+            raise DataError(
+                f"{self.folder} cannot be written into ({reason}). The epochs before this one are safe: mend that and run the "
+                "same command again."
+            ) from error
+
+    def write_lines(self) -> None:
+        """`metrics.jsonl`, as the epochs so far make it."""
+        cache_dir.write(self.folder / METRICS, "".join(json.dumps(asdict(e)) + "\n" for e in self.epochs))
 
 
 def _card(plan: HeadPlan, first: Record, about: Mapping[str, Any]) -> HeadCard:
@@ -99,18 +178,6 @@ def _card(plan: HeadPlan, first: Record, about: Mapping[str, Any]) -> HeadCard:
     )
 
 
-def step(run: Training, records: Sequence[Record], plan: HeadPlan) -> tuple[float, int]:
-    """One update; the loss before it, and the number of labels it stands on."""
-    evidence, targets = examples(records, plan)
-    logit = raw(run.head, evidence, targets["depth"])
-    loss = acceptance_loss(logit, targets["accept"], rejection_weight=plan.rejection_weight)
-    loss.backward()
-    run.optimiser.step()
-    run.optimiser.zero_grad(set_to_none=True)
-    run.schedule.step()
-    return float(loss.detach()), len(logit)
-
-
 def acceptance_loss(
     logit: Float[Tensor, " M"], label: Float[Tensor, " M"], *, rejection_weight: float = 1.0
 ) -> Float[Tensor, ""]:
@@ -125,30 +192,12 @@ def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
     yield from (chosen.tolist() for chosen in torch.randperm(num, generator=generator).split(plan.batch))
 
 
-def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[ScoreInputs, dict[str, Tensor]]:
-    """Inputs of the head for M draft tokens of these answers, and their labels: accept, and depth."""
-    evidence, targets = [], []
-    for record in records:
-        source = "clean" if plan.is_ahead else "leaf" if plan.text == "leaf" else "mixed"
-        found = token_evidence(record, source)
-        labels = {"accept": record.accept, "depth": record.depth[:, None].expand_as(record.accept)}
-        if not plan.is_ahead:
-            kept = record.is_mixed if source == "mixed" and record.is_mixed is not None else slice(None)
-            labels = {name: values[kept, :1] for name, values in labels.items()}
-        evidence.append(_flat(found))
-        targets.append({name: values.reshape(-1) for name, values in labels.items()})
-    return _joined(evidence), {name: torch.cat([t[name] for t in targets]) for name in targets[0]}
-
-
-def _flat(evidence: ScoreInputs) -> ScoreInputs:
-    """Rows of [N] or [N, C] as [M]."""
-    flat = {f.name: getattr(evidence, f.name) for f in fields(evidence)}
-    width = flat["hidden"].shape[-1]
-    return ScoreInputs(**{name: v.reshape(-1, width) if name == "hidden" else v.reshape(-1) for name, v in flat.items()})
-
-
-def _joined(parts: Sequence[ScoreInputs]) -> ScoreInputs:
-    return ScoreInputs(**{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(ScoreInputs)})
+def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[ScoreInputs, Float[Tensor, " M"], Tensor]:
+    """Inputs of the head for M draft tokens of these answers, how likely each is accepted, and its depth."""
+    source = "clean" if plan.is_ahead else plan.text
+    labels, depths = zip(*(token_labels(record, source) for record in records), strict=True)
+    evidence = ScoreInputs.joined([token_evidence(record, source) for record in records])
+    return evidence, torch.cat([label.flatten() for label in labels]), torch.cat([depth.flatten() for depth in depths])
 
 
 def _check(plan: HeadPlan, records: Sequence[Record]) -> None:
@@ -174,11 +223,41 @@ def _epoch(
     draws = 1 if not plan.is_ahead else records[0].candidate.shape[1]
     values: dict[str, Any] = {"dev_auroc": None, "dev_kl": None}
     if dev:
-        head.eval()
         judged = [head_logits(head, r, sources=("leaf", "mixed") if plan.text == "leaf" else ("mixed", "leaf")) for r in dev]
-        score, label = (torch.cat([torch.from_numpy(getattr(j, n)) for j in judged]) for n in ("score", "label"))
-        probability = torch.sigmoid(score + math.log(plan.rejection_weight))
-        values = {"dev_auroc": auroc(score.numpy(), label.numpy()), "dev_kl": kl(probability.numpy(), label.numpy())}
-        head.train()
+        score, label = (np.concatenate([getattr(j, name) for j in judged]) for name in ("score", "label"))
+        probability = 1 / (1 + np.exp(-score) / plan.rejection_weight)
+        values = {"dev_auroc": auroc(score, label), "dev_kl": kl(probability, label)}
     num = sum(len(r.answer) for r in records) * draws
     return Epoch(epoch=epoch, epochs=plan.epochs, loss=loss, num_labels=num, elapsed_s=elapsed_s, **values)
+
+
+def saved(path: Path) -> Any:
+    """Load what torch has saved. Raises whatever a damaged file makes zip, pickle or torch raise; torch alone does not look at
+    the checksums."""
+    with zipfile.ZipFile(path) as archive:
+        if (bad := archive.testzip()) is not None:
+            raise ValueError(f"{bad} is not what was written")
+    return torch.load(path, weights_only=True)
+
+
+def rate(at: int, *, steps: int, warmup: float, least: float = 0.0) -> float:
+    """The learning rate as a share of its highest: a line up, then half a cosine down to `least`."""
+    rising = max(1, round(warmup * steps))
+    falling = 0.5 + 0.5 * math.cos(math.pi * min(1.0, (at - rising) / max(1, steps - rising)))
+    return (at + 1) / rising if at < rising else least + (1 - least) * falling
+
+
+def _initialise(head: AcceptanceHead, seed: int) -> None:
+    """The usual start of linear layers, from a generator of its own; blocks begin as the identity, the table at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in (head.input, head.output):
+            if layer is not None:
+                bound = layer.in_features**-0.5
+                layer.weight.uniform_(-bound, bound, generator=generator)
+                layer.bias.zero_()
+        for name, bias in head.blocks.named_parameters():
+            if name.endswith("bias"):
+                bias.uniform_(-(len(bias) ** -0.5), len(bias) ** -0.5, generator=generator)
+        if head.token is not None:
+            head.token.weight.zero_()
