@@ -25,7 +25,7 @@ from specdecpp.session import Session
 from specdecpp.testing import tiny_draft
 from specdecpp.training.labels import Labelling, Record, Sampled, label
 from specdecpp.training.responses import sample_responses
-from specdecpp.training.traces import Terms, judged, trace, traces
+from specdecpp.training.traces import Terms, trace, traces
 from specdecpp.verify import TokenVerification
 
 PROCESS = Process.random(6, seed=1, end=5)
@@ -102,15 +102,11 @@ def test_heads_say_what_they_say_when_they_decode(form: str, scalars: tuple[str,
                     assert opinion.accept[i, column, place] == pytest.approx(said, abs=1e-5)
 
 
-def test_heads_share_what_does_not_depend_on_them() -> None:
-    """Catches a head that replaces another one's opinions, and arrays that are made again for every head."""
+def test_every_head_has_opinions_of_its_own() -> None:
+    """Catches a head that replaces another one's opinions."""
     first, second = random_head(6, seed=1), random_head(6, seed=2)
-    made = record()
-    one = trace(made, TERMS, heads=[first])
-    both = judged(one, made, [second])
+    both = trace(record(), TERMS, heads=[first, second])
     assert set(both.opinions) == {(head, calibrated) for head in (first, second) for calibrated in (False, True)}
-    assert both.tokens is one.tokens
-    assert both.opinions[first, True] is one.opinions[first, True]
     assert both.opinions[first, True].next is None
 
 

@@ -17,9 +17,9 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.loading.pair import Pair
 from specdecpp.sampling import Sampling
-from specdecpp.training.evaluate import Figures, figures, log_probabilities
+from specdecpp.training.evaluate import figures, log_probabilities
 from specdecpp.training.labels import Record
-from specdecpp.training.live import Heard, listen
+from specdecpp.training.live import listen
 from specdecpp.training.measures import Points
 from specdecpp.training.scores import Judged, head_logits
 from specdecpp.training.steps import Steps, steps
@@ -74,7 +74,12 @@ def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> Acceptanc
         played.append(None if record.branches is None else steps(record))
     if not judged:
         raise DataError("there are no records to calibrate on. Name a split that the labels have.")
-    after, stages = _fitted(head, judged, lambda calibration: _figures(judged, played, calibration))
+
+    def products(scored: list[Judged]) -> tuple[list[Steps], list[np.ndarray]]:
+        pairs = [(of, of.scores(j)) for of, j in zip(played, scored, strict=True) if of is not None]
+        return [of for of, _ in pairs], [product for _, product in pairs]
+
+    after, stages = _fitted(head, judged, products)
     notes = {name: value for name, value in head.card.notes.items() if name != BACKEND}
     return head.with_card(calibration=after, notes=notes | {"calibration": stages})
 
@@ -110,7 +115,12 @@ def calibrate_live(
         )
     is_greedy = sampling.is_greedy
     stages = {BEFORE: head.card.calibration_at(is_greedy=is_greedy)} if head.card.is_calibrated else {}
-    after, stages = _fitted(head, judged, lambda calibration: _heard_figures(heard, judged, calibration), stages)
+
+    def products(scored: list[Judged]) -> tuple[list[Judged], list[np.ndarray]]:
+        played = [of.per_step(j.score) for of, j in zip(heard, scored, strict=True)]
+        return played, [of.score for of in played]
+
+    after, stages = _fitted(head, judged, products, stages)
     about = {
         "runners": pair.backends,
         **pair.names,
@@ -129,7 +139,7 @@ def calibrate_live(
 def _fitted(
     head: AcceptanceHead,
     judged: Sequence[Judged],
-    figures_of: Callable[[Calibration], Figures],
+    products: Callable[[list[Judged]], tuple[list[Steps] | list[Judged], list[np.ndarray]]],
     stages: dict[str, Calibration] | None = None,
 ) -> tuple[Calibration, dict[str, Any]]:
     """The calibration fitted on these points, and the figures of each stage."""
@@ -138,19 +148,8 @@ def _fitted(
     after = calibrated(score, label, rejection_weight=debiased.rejection_weight, weight=weight)
     raw, undone, last = STAGES
     stages = {raw: Calibration(), undone: debiased, **(stages or {}), last: after}
-    return after, {name: figures_of(calibration).values for name, calibration in stages.items()}
-
-
-def _figures(judged: list[Judged], played: list[Steps | None], calibration: Calibration) -> Figures:
-    scored = [log_probabilities(j, calibration) for j in judged]
-    pairs = [(r, r.scores(j)) for j, r in zip(scored, played, strict=True) if r is not None]
-    return figures(scored, [r for r, _ in pairs], [product for _, product in pairs])
-
-
-def _heard_figures(heard: list[Heard], judged: list[Judged], calibration: Calibration) -> Figures:
-    scored = [log_probabilities(j, calibration) for j in judged]
-    played = [of.per_step(j.score) for of, j in zip(heard, scored, strict=True)]
-    return figures(scored, played, [of.score for of in played])
+    scored = {name: [log_probabilities(j, calibration) for j in judged] for name, calibration in stages.items()}
+    return after, {name: figures(of, *products(of))[0] for name, of in scored.items()}
 
 
 def _fit(z: np.ndarray, label: np.ndarray, mass: np.ndarray, slope: float | None = None) -> tuple[float, float]:

@@ -15,23 +15,20 @@ them are accepted, over the exact steps of `steps`. The free rival is cumulative
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.training import shards
 from specdecpp.training.labels import Record
-from specdecpp.training.measures import Auroc, auroc, auroc_over_answers, brier, ece, kl
+from specdecpp.training.measures import Auroc, Points, auroc, auroc_over_answers, brier, ece, kl
 from specdecpp.training.scores import Judged, head_logits, log_q, minus_entropy
 from specdecpp.training.steps import Fold, Steps, steps
 
 RIVAL = "cumulative_q"
-Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], float]
 Evaluation = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -58,7 +55,12 @@ def head_score(head: AcceptanceHead) -> ScoreFunction:
 
 def log_probabilities(judged: Judged, calibration: Calibration) -> Judged:
     """From raw logits to logarithms of calibrated probabilities."""
-    return judged.map(partial(_log_sigmoid, calibration=calibration))
+
+    def change(logit: np.ndarray) -> np.ndarray:
+        calibrated = (logit + math.log(calibration.rejection_weight)) / calibration.temperature + calibration.bias
+        return -np.logaddexp(0.0, -calibrated)
+
+    return judged.map(change)
 
 
 def evaluate(
@@ -124,12 +126,7 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     return said
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Measurements as JSON, and the AUROC of the product with its jackknife for comparisons."""
-
-    values: dict[str, Any]
-    product: Auroc | None
+PRODUCT_FIGURES = ("auroc_product", "auroc_product_error", "ece_product", "brier_product")
 
 
 def figures(
@@ -138,50 +135,32 @@ def figures(
     products: Sequence[np.ndarray],
     *,
     is_probability: bool = True,
-) -> Figures:
-    """Figures of one score: `judged` has its points per token, `products` its score of all the steps in `played`.
+) -> tuple[dict[str, Any], Auroc | None]:
+    """Figures of one score, and the AUROC of the product with its jackknife for comparisons.
 
-    Scores are logarithms of probabilities, or else ranks, for which only the AUROC has a meaning.
+    `judged` has its points per token, `products` its score of all the steps in `played`. Scores are logarithms of
+    probabilities, or else ranks, for which only the AUROC has a meaning.
     """
     values: dict[str, Any] = {"num_answers": len(judged), "evidence": ", ".join(sorted({j.source for j in judged}))}
-    token = _Points.joined(judged, [j.score for j in judged], is_probability=is_probability)
-    values |= {"num_labels": len(token.label), "auroc_token": auroc(token.score, token.label, token.weight)}
-    values |= {"ece_token": token.measure(ece), "brier_token": token.measure(brier), "kl": token.measure(kl)}
-    steps = _Points.joined(played, products, is_probability=is_probability) if played else None
-    product = None if steps is None else auroc_over_answers(steps.score, steps.label, steps.weight, steps.answer)
-    if steps is None or product is None:
-        return Figures(values=values | dict.fromkeys(PRODUCT_FIGURES), product=None)
+    score, label, weight = _joined(judged, [j.score for j in judged])
+    values |= {"num_labels": len(label), "auroc_token": auroc(score, label, weight)}
+    for name, measure in (("ece_token", ece), ("brier_token", brier), ("kl", kl)):
+        values[name] = measure(np.exp(score), label, weight) if is_probability else None
+    if not played:
+        return values | dict.fromkeys(PRODUCT_FIGURES), None
+    score, label, weight = _joined(played, products)
+    answer = np.repeat(np.arange(len(played)), [len(of.label) for of in played])
+    product = auroc_over_answers(score, label, weight, answer)
     values |= {"auroc_product": product.value, "auroc_product_error": product.error}
-    values |= {"ece_product": steps.measure(ece), "brier_product": steps.measure(brier)}
-    return Figures(values=values, product=product)
+    for name, measure in (("ece_product", ece), ("brier_product", brier)):
+        values[name] = measure(np.exp(score), label, weight) if is_probability else None
+    return values, product
 
 
-PRODUCT_FIGURES = ("auroc_product", "auroc_product_error", "ece_product", "brier_product")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Points:
-    """Scored points with their labels, weights and answers; p is None where the score is no probability."""
-
-    score: Float[np.ndarray, " N"]
-    p: Float[np.ndarray, " N"] | None
-    label: Float[np.ndarray, " N"]
-    weight: Float[np.ndarray, " N"]
-    answer: Int[np.ndarray, " N"]
-
-    @classmethod
-    def joined(
-        cls, parts: Sequence[Judged] | Sequence[Steps], scores: Sequence[np.ndarray], *, is_probability: bool
-    ) -> "_Points":
-        """The points of all answers, in order."""
-        score = np.concatenate(scores)
-        label, weight = (np.concatenate([getattr(of, name) for of in parts]) for name in ("label", "weight"))
-        answer = np.repeat(np.arange(len(parts)), [len(of.label) for of in parts])
-        p = np.exp(score) if is_probability else None
-        return cls(score=score, p=p, label=label, weight=weight, answer=answer)
-
-    def measure(self, measure: Measure) -> float | None:
-        return None if self.p is None else measure(self.p, self.label, self.weight)
+def _joined(parts: Sequence[Judged] | Sequence[Steps], scores: Sequence[np.ndarray]) -> tuple[Points, Points, Points]:
+    """(score, label, weight) of all answers, in order."""
+    label, weight = (np.concatenate([getattr(of, name) for of in parts]) for name in ("label", "weight"))
+    return np.concatenate(scores), label, weight
 
 
 class _Answers:
@@ -208,20 +187,15 @@ class _Answers:
             name: figures(self.judged[name], self.steps, self.products[name], is_probability=score.is_probability)
             for name, score in self.scores.items()
         }
-        rival = found[RIVAL].product
-        for name, of in found.items():
+        _, rival = found[RIVAL]
+        for name, (values, product) in found.items():
             gain: tuple[float | None, float | None] = (None, None)
-            if name != RIVAL and of.product is not None and rival is not None:
-                gain = of.product.gain(rival)
-            of.values.update(gain_product=gain[0], gain_product_error=gain[1])
-        return {name: {key: _known(value) for key, value in of.values.items()} for name, of in found.items()}
+            if name != RIVAL and product is not None and rival is not None:
+                gain = product.gain(rival)
+            values.update(gain_product=gain[0], gain_product_error=gain[1])
+        return {name: {key: _known(value) for key, value in values.items()} for name, (values, _) in found.items()}
 
 
 def _known(value: Any) -> Any:
     """JSON has no nan."""
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _log_sigmoid(logit: np.ndarray, calibration: Calibration) -> np.ndarray:
-    calibrated = (logit + math.log(calibration.rejection_weight)) / calibration.temperature + calibration.bias
-    return -np.logaddexp(0.0, -calibrated)

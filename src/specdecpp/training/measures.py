@@ -72,20 +72,13 @@ def brier(probability: Points, label: Points, weight: Points | None = None) -> f
     return _mean(label * (1 - probability) ** 2 + (1 - label) * probability**2, weight)
 
 
-def log_loss(probability: Points, label: Points, weight: Points | None = None) -> float:
-    """Cross-entropy in nats."""
-    p = np.clip(probability, EPSILON, 1 - EPSILON)
-    return _mean(-label * np.log(p) - (1 - label) * np.log1p(-p), weight)
-
-
 def kl(probability: Points, label: Points, weight: Points | None = None) -> float:
     """Mean KL(P || probability) in nats, cross-entropy *minus* the entropy of the labels: 0 for a perfect predictor.
 
     The reference code adds the entropy.
     """
-    p = np.clip(label, EPSILON, 1 - EPSILON)
-    entropy = _mean(-label * np.log(p) - (1 - label) * np.log1p(-p), weight)
-    return log_loss(probability, label, weight) - entropy
+    said, true = (np.clip(p, EPSILON, 1 - EPSILON) for p in (probability, label))
+    return _mean(label * (np.log(true) - np.log(said)) + (1 - label) * (np.log1p(-true) - np.log1p(-said)), weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +93,9 @@ class Reliability:
     """Mean label."""
 
     @property
-    def gap(self) -> Float[np.ndarray, " B"]:
-        """Predicted minus observed acceptance: positive where the score is too sure."""
-        return self.probability - self.label
-
-    @property
     def ece(self) -> float:
         """Expected calibration error: the mean absolute gap."""
-        return float((self.share * np.abs(self.gap)).sum()) if len(self.share) else math.nan
+        return float((self.share * np.abs(self.probability - self.label)).sum()) if len(self.share) else math.nan
 
     def to_lists(self) -> dict[str, list[float]]:
         return {name: np.round(getattr(self, name), 5).tolist() for name in ("share", "probability", "label")}

@@ -8,13 +8,12 @@ finds those of its own head. All but the opinions is the same for every head.
 Shapes: as in `replay.replay`, and H hidden.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.errors import DataError
@@ -70,7 +69,7 @@ def trace(record: Record, terms: Terms, *, heads: Iterable[AcceptanceHead] = ())
     length, ends = branches.length, torch.tensor(sorted(terms.ends), dtype=torch.long)
     last = branches.token.gather(1, (length - 1).clamp(min=0).unsqueeze(1))[:, 0]
     is_ended = int(record.answer[-1]) in set(terms.ends)
-    bare = Trace(
+    return Trace(
         source=record.source,
         tokens=_columns(record.answer, branches.token),
         odds=record.answer_odds.numpy(),
@@ -82,22 +81,13 @@ def trace(record: Record, terms: Terms, *, heads: Iterable[AcceptanceHead] = ())
         is_closed=(torch.isin(last, ends) & (length > 0)).numpy(),
         is_ended=is_ended,
         num_places=terms.num_places(len(record.prompt)) if is_ended else len(record.answer) - 1,
+        opinions=dict(pair for head in heads for pair in _opinions(head, record)),
         truth=_truth(record),
     )
-    return judged(bare, record, heads)
 
 
-def judged(trace: Trace, record: Record, heads: Iterable[AcceptanceHead]) -> Trace:
-    """A trace with the opinions of more heads about its record."""
-    found = dict(trace.opinions)
-    for head in heads:
-        raw, calibrated = _opinions(head, record)
-        found |= {(head, False): raw, (head, True): calibrated}
-    return replace(trace, opinions=found)
-
-
-def _opinions(head: AcceptanceHead, record: Record) -> tuple[Opinion, Opinion]:
-    """(Raw, calibrated)."""
+def _opinions(head: AcceptanceHead, record: Record) -> Iterator[tuple[tuple[AcceptanceHead, bool], Opinion]]:
+    """The raw opinion and the calibrated one, each under its key."""
     is_ahead, size = head.card.form == "look_ahead", _branches(record).token.shape[1]
     answer, branch = answer_evidence(record, is_ahead=is_ahead), branch_evidence(record, is_ahead=is_ahead)
     pairs = {name: (getattr(answer, name), getattr(branch, name)) for name in ScoreInputs.__dataclass_fields__}
@@ -105,12 +95,9 @@ def _opinions(head: AcceptanceHead, record: Record) -> tuple[Opinion, Opinion]:
     depths = range(1, size + 1) if "depth" in head.card.scalars else [1]
     with torch.inference_mode():
         logits = torch.stack([raw(head, evidence, torch.full_like(evidence.token, k)) for k in depths], 2).double().cpu()
-    as_said, calibrated = (Opinion(accept=_sigmoid(logits, c)) for c in (Calibration(), head.card.calibration))
-    return as_said, calibrated
-
-
-def _sigmoid(logit: Float[Tensor, "N W D"], calibration: Calibration) -> Float[np.ndarray, "N W D"]:
-    return calibration.apply(logit).sigmoid().float().numpy()
+    for is_calibrated in (False, True):
+        calibration = head.card.calibration if is_calibrated else Calibration()
+        yield (head, is_calibrated), Opinion(accept=calibration.apply(logits).sigmoid().float().numpy())
 
 
 def _truth(record: Record) -> Opinion | None:
