@@ -236,9 +236,9 @@ def test_a_lagged_head_reads_the_state_at_the_token():
     with torch.no_grad():
         of_token = head(torch.eye(5)).numpy()
     assert record.branches is not None
-    for sources in (("leaf",), ("mixed",)):
-        judged = head_logits(head, record, sources=sources)
-        drawn = record.candidate[:, 0] if sources == ("leaf",) else record.candidate[record.is_mixed, 0]
+    first = record.candidate[:, 0]
+    for read, drawn in ((record, first), (replace(record, leaf=None), first[record.is_mixed])):
+        judged = head_logits(head, read)
         np.testing.assert_allclose(judged.score, of_token[drawn], atol=1e-6)
         assert judged.answer is not None
         assert judged.branch is not None

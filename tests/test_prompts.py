@@ -81,17 +81,6 @@ def test_every_kind_of_file_gives_the_same_prompts(tmp_path: Path, file: Path) -
         assert source(tmp_path / name).label == "maths"
 
 
-def test_a_data_set_on_disk_gives_the_same_prompts(tmp_path: Path) -> None:
-    """Catches a part that is ignored, and one that does not exist."""
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
-    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "parts")
-    assert texts(source(tmp_path / "one")) == TEXTS
-    assert texts(source(tmp_path / "parts", part="test")) == TEXTS
-    with pytest.raises(DataError, match=r"has no part 'train'; it has test\. Set part to one"):
-        source(tmp_path / "parts").prompts()
-
-
 def test_what_is_no_data_set_is_told_in_a_line(tmp_path: Path) -> None:
     """Catches a traceback of the hub, for a folder of other things and for a name without a network."""
     pytest.importorskip("datasets")

@@ -94,7 +94,6 @@ def test_a_recipe_says_what_it_says(tmp_path: Path) -> None:
     collect:
       sources: [{path: p.jsonl, prompt: "field:x", split: test}, {path: org/data, prompt: gsm8k, part: main}]
       branches: null
-    calibrate: {split: test}
     out: ../there
     """
     (tmp_path / "recipe.yaml").write_text(text)
@@ -103,7 +102,6 @@ def test_a_recipe_says_what_it_says(tmp_path: Path) -> None:
     assert (recipe.sampling.temperature, recipe.sampling.top_k) == (0.7, 40)
     assert [s.path for s in recipe.collect.sources] == [str(tmp_path / "p.jsonl"), "org/data"]
     assert recipe.collect.branches is None
-    assert recipe.calibrate.split == "test"
     assert recipe.labels.resolve() == (tmp_path.parent / "there" / "labels").resolve()
     with pytest.raises(DataError, match="there is no recipe"):
         Recipe.read(tmp_path / "other.yaml")

@@ -476,14 +476,10 @@ def test_two_trainings_do_not_share_a_folder(answers, dev, tmp_path):
     [
         (
             {"collect.dev_share": 0.0},
-            r"no prompts to calibrate on \(calibrate\.split is dev\): its split dev is empty \(train has 24\)",
+            r"no prompts to calibrate on: its split dev is empty \(train has 24\)",
         ),
         ({"collect.split": "test"}, r"no prompts to train on: its split train is empty \(test has 24\)"),
         ({"collect.splits": ["train"]}, r"no prompts to calibrate on"),
-        (
-            {"calibrate": {"split": "train"}, "collect.dev_share": 0.0},
-            r"no prompts to compare heads on: its split dev is empty",
-        ),
         ({"collect.features": []}, r"train\.head_lagged reads the leaf text, and collect\.features has none\. Add leaf to it"),
         ({"train": {"a": {}, "head": {}}}, r"calls a head head, which is the name of a score"),
         ({"train": {"a": {}, "max_q": {}}}, r"calls a head max_q, which is the name of a score"),

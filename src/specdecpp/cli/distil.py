@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -18,6 +17,8 @@ EXAMPLES = (
 )
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C has ended."""
+LOG_S = 60.0
+"""Seconds between lines on stderr, where that is no terminal: a run takes hours."""
 
 
 def distil(
@@ -82,13 +83,7 @@ def distil(
         )
         check_device(device)
         silence(target, start)
-        with interruptible(), render.waiting("distilling", quiet=quiet or as_json) as say:
-            log = _Log(is_on=not (quiet or sys.stderr.isatty()))
-
-            def tell(line: str) -> None:
-                say(line)
-                log(line)
-
+        with interruptible(), render.live("distilling", every_s=LOG_S, quiet=quiet) as tell:
             try:
                 card = run(plan, tell=tell)
                 if head:
@@ -100,20 +95,6 @@ def distil(
             print_json(card)
         else:
             write("\n".join(finishing.sentences(plan, card)) + "\n")
-
-
-class _Log:
-    """A line on stderr every minute, where that is no terminal: a run takes hours, and its log is all that there is to see."""
-
-    EVERY_S = 60.0
-
-    def __init__(self, *, is_on: bool):
-        self._is_on, self._next = is_on, 0.0
-
-    def __call__(self, line: str) -> None:
-        if self._is_on and monotonic() >= self._next:
-            print(line, file=sys.stderr, flush=True)
-            self._next = monotonic() + self.EVERY_S
 
 
 def _shape(layers: str | None, tokens: int | None) -> "Shape | None":

@@ -1,8 +1,7 @@
 """`specdecpp train`: a recipe, from prompts to calibrated heads and the table that compares them."""
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import partial
@@ -89,7 +88,7 @@ def train(
             return
         plans = pipeline.chosen(recipe, names, is_grid=is_grid)
         if only in (None, RecipeStage.train):
-            with _line("training", quiet=quiet) as say:
+            with render.live("training", quiet=quiet) as say:
                 heads = pipeline.train_heads(recipe, plans, tell=lambda name, epoch: say(f"{name}: {_figures(asdict(epoch))}"))
         else:
             heads = pipeline.trained_heads(recipe, plans)
@@ -109,16 +108,11 @@ def train(
         tell_evaluated(recipe, heads, found, as_json=as_json)
 
 
-def _line(text: str, *, quiet: bool) -> AbstractContextManager[Callable[[str], None]]:
-    from specdecpp.report import render
-
-    return nullcontext(lambda doing: None) if quiet else render.live(text)
-
-
 def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "Progress":
     """Collect what is missing, with the pair that the recipe names; of a whole run only if later stages can use it."""
     import torch
 
+    from specdecpp.report import render
     from specdecpp.training import folders, pipeline, shards
     from specdecpp.training.collect import collect
 
@@ -129,7 +123,7 @@ def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "P
     pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet, backend=BATCHED)
     check = partial(pipeline.check_splits, recipe) if is_whole else lambda splits: None
     try:
-        with interruptible(), _line("collecting", quiet=quiet) as say:
+        with interruptible(), render.live("collecting", quiet=quiet) as say:
             return collect(recipe, pair, progress=lambda now: say(_standing(now)), assume_yes=yes, check=check)
     except KeyboardInterrupt:
         num, of = len(shards.done(recipe.labels)), shards.about(recipe.labels).get("num_shards", "the")
@@ -182,7 +176,7 @@ def calibrated_on_steps(
     from specdecpp.training.calibrate import calibrate_live
 
     plan = recipe.pair
-    prompts = [record.prompt.tolist() for record in shards.read(recipe.labels, split=recipe.calibrate.split)]
+    prompts = [record.prompt.tolist() for record in shards.read(recipe.labels, split="dev")]
     prompts = prompts[:: max(1, len(prompts) // LIVE_ROWS)][:LIVE_ROWS]
     pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet)
     sampling, done = replace(recipe.sampling, temperature=temperature), {}

@@ -41,7 +41,7 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Tell = lambda lin
         heads[HEAD].save_pretrained(plan.out / HEAD)
     tell("checking the pair")
     pair = load_pair(plan.target, draft=draft, head=plan.out / HEAD, device=plan.device)
-    items = [tuple(q.ids) for q in collect.questions(pair, gather(plan.sources, seed=plan.seed + 1))][: 2 * CHECKED]
+    items = [tuple(q.prompt) for q in collect.questions(pair, gather(plan.sources, seed=plan.seed + 1))][: 2 * CHECKED]
     asked = Questions(dataset=plan.sources[0].label, dev=tuple(items[:CHECKED]), test=tuple(items[CHECKED:]))
     of, most = plan.sampling, max(8, min(96, plan.max_tokens))
     trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=most)

@@ -16,9 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from specdecpp import cache_dir
 from specdecpp.backends import trimmed
@@ -131,14 +129,6 @@ def is_fast_at_half(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported()
     flags = cache_dir.processor().split()
     return device.type == "cpu" and any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
-def batched(texts: Sequence[Sequence[int]], *, device: torch.device) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Texts as one batch, padded on the right, and its attention mask."""
-    rows = [torch.tensor([*text]) for text in texts]
-    ids = pad_sequence(rows, batch_first=True)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    return ids.to(device), mask.to(device)
 
 
 @contextmanager

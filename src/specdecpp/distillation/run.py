@@ -11,7 +11,6 @@ with the same draft when the same command is given again.
 
 import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 
-import specdecpp
 from specdecpp import cache_dir
 from specdecpp.backends import NativeModel
 from specdecpp.decoder import encode
@@ -33,6 +31,7 @@ from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.policy_spec import as_prompt
 from specdecpp.sampling import Sampling
+from specdecpp.training.collect import versions
 from specdecpp.training.folders import claimed
 from specdecpp.training.prompts import Source, gather
 
@@ -143,7 +142,7 @@ class _Run:
             },
             "training": {"steps": trainer.steps, **asdict(plan.course)},
             "acceptance": {source: {k: round(v, 4) for k, v in by.items()} for source, by in found.items()},
-            "versions": {"specdecpp": specdecpp.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            "versions": versions("torch"),
         }
         cache_dir.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
         return card

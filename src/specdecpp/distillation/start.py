@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from specdecpp.backends import families
-from specdecpp.distillation.network import Shape, batched, caught, tail
+from specdecpp.distillation.network import Shape, caught, tail
+from specdecpp.training.labels import padded
 
 RIDGE = 1e-5
 """Share of the mean square of a feature that is added to the diagonal."""
@@ -39,9 +40,10 @@ def fit(draft: Any, target: Any, texts: Sequence[Sequence[int]], shape: Shape) -
     product.weight.zero_()
     gram = cross = torch.zeros((), device=target.device)
     for first in range(0, len(texts), BATCH):
-        ids, mask = batched(texts[first : first + BATCH], device=target.device)
+        given = padded(texts[first : first + BATCH], target.device)
+        mask = given["attention_mask"]
         with caught(below) as x, caught(above) as y:
-            target.model(input_ids=ids, attention_mask=mask, use_cache=False)
+            target.model(**given, use_cache=False)
         with caught(product) as features, caught(after) as out:
             own(inputs_embeds=x[0], attention_mask=mask, use_cache=False)
         at = mask.bool()

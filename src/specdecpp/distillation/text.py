@@ -20,8 +20,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specdecpp import cache_dir
-from specdecpp.distillation.network import batched, caught
+from specdecpp.distillation.network import caught
 from specdecpp.errors import DataError, first_line
+from specdecpp.training.labels import padded
 
 TOP = 64
 _CRC = "crc32"
@@ -48,9 +49,8 @@ class TextPiece:
 def read(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, layer: int) -> list[TextPiece]:
     """Pieces of some answers, by one pass of the target over all of them. `layer` is the one whose input is the state."""
     texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-    ids, mask = batched(texts, device=model.device)
     with caught(model.model.layers[layer]) as states:
-        hidden = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden = model.model(**padded(texts, model.device), use_cache=False).last_hidden_state
     pieces = []
     for row, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         state = states[0][row, : len(text) - 1].bfloat16().cpu()

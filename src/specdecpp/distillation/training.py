@@ -24,10 +24,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specdecpp import cache_dir
 from specdecpp.distillation import text
-from specdecpp.distillation.network import batched, is_fast_at_half
+from specdecpp.distillation.network import is_fast_at_half
 from specdecpp.distillation.text import TextPiece
 from specdecpp.errors import DataError, first_line
 from specdecpp.loading.gguf_writing import Precision
+from specdecpp.training.labels import padded
 from specdecpp.training.train import rate, saved
 
 Loss = Literal["kl", "tv"]
@@ -94,10 +95,11 @@ def hidden(
     named = ((name, p) for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2)
     weights = {name: rounded(p, precision) for name, p in named}
     device = model.norm.weight.device
-    ids, mask = batched([piece.ids[:-1].tolist() for piece in pieces], device=device)
-    states = [piece.state.to(device, torch.float32) for piece in pieces]
-    given = {"input_ids": ids} if is_whole else {"inputs_embeds": pad_sequence(states, batch_first=True)}
-    found = functional_call(model, weights, kwargs=given | {"attention_mask": mask, "use_cache": False}).last_hidden_state
+    given = padded([piece.ids[:-1].tolist() for piece in pieces], device)
+    if not is_whole:
+        del given["input_ids"]
+        given["inputs_embeds"] = pad_sequence([piece.state.to(device, torch.float32) for piece in pieces], batch_first=True)
+    found = functional_call(model, weights, kwargs={**given, "use_cache": False}).last_hidden_state
     return torch.cat([found[i, piece.num_prompt - 1 : len(piece.ids) - 1] for i, piece in enumerate(pieces)])
 
 
@@ -210,7 +212,8 @@ class Trainer:
         try:
             state = saved(path)
             if (found := state["origin"]) == dict(origin):
-                put(self._tail, state["own"])
+                for parameter, value in zip(self.own, state["own"], strict=True):
+                    parameter.data.copy_(value)
                 self._optimiser.load_state_dict(state["optimiser"])
                 self.step = int(state["step"])
         except Exception as error:  # zip, pickle and torch each have errors of their own
@@ -225,11 +228,6 @@ class Trainer:
 def own_weights(tail: Any) -> list[Tensor]:
     """Trained parameters: the draft's own layers and its last norm."""
     return [*tail.model.layers.parameters(), *tail.model.norm.parameters()]
-
-
-def put(tail: Any, values: Sequence[Tensor]) -> None:
-    for parameter, value in zip(own_weights(tail), values, strict=True):
-        parameter.data.copy_(value)
 
 
 def timetable(lengths: Sequence[Sequence[Length]], course: Course) -> Iterator[tuple[list[int], list[list[int]]]]:

@@ -107,17 +107,20 @@ def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable
 
 
 @contextmanager
-def live(text: str) -> Iterator[Callable[[str], None]]:
+def live(text: str, *, every_s: float = LINE_S, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """A line on stderr that is written anew in place whenever the yielded function is called; without a terminal a line of its
-    own, at most one every `LINE_S`. Nothing is drawn between the calls."""
+    own, at most one every `every_s`. Nothing is drawn between the calls."""
     err, at = console(stderr=True), -math.inf
+    if quiet:
+        yield lambda doing: None
+        return
     with Live(Text(f"  {text}", "dim"), console=err, auto_refresh=False, transient=True) as line:
 
         def tell(doing: str) -> None:
             nonlocal at
             if err.is_terminal:
                 line.update(Text(f"  {text}, {doing}", "dim"), refresh=True)
-            elif perf_counter() - at >= LINE_S:
+            elif perf_counter() - at >= every_s:
                 at = perf_counter()
                 err.print(f"  {text}, {doing}", soft_wrap=True)
 

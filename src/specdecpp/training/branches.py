@@ -187,19 +187,17 @@ class Distributions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
-    """How long branches become, how their tokens are drawn, and where they end."""
+class Labelling:
+    """Settings of the labels. `branch_length` is for the splits or sources that get branches, 0 for none; with
+    `branch_odds` the target judges the branches too."""
 
-    num_tokens: int
-    sampling: Sampling
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     ends: Collection[int] = ()
+    draws: int = 4
+    features: Collection[str] = ("mixed",)
+    branch_length: int = 0
+    branch_odds: bool = False
     max_length: int | None = None
-
-    def room(self, prefix: Int[Tensor, " M"]) -> Int[Tensor, " M"]:
-        """How many tokens fit after each prefix."""
-        if self.max_length is None:
-            return torch.full_like(prefix, self.num_tokens)
-        return (self.max_length - prefix).clamp(max=self.num_tokens)
 
 
 def grow_branches(
@@ -207,7 +205,7 @@ def grow_branches(
     judge: BranchTree | None,
     distributions: Distributions,
     odds: Float[Tensor, " M"],
-    growth: Growth,
+    how: Labelling,
     generator: torch.Generator,
 ) -> list[Branches]:
     """Draw a rejected draft token at every position and let the draft go on from it; one `Branches` for each answer.
@@ -221,7 +219,7 @@ def grow_branches(
     rows, made, places = tree.rows, [], []
     for chosen, part in rows.parts(-(-PASS // rows.num_rows)):
         trees = tree.over(part), judge and judge.over(part)
-        made.append(_grown(*trees, distributions.at(chosen), odds[chosen] == 0, growth, generator))
+        made.append(_grown(*trees, distributions.at(chosen), odds[chosen] == 0, how, generator))
         places.append(chosen)
     order = torch.cat(places).argsort().cpu()
     sizes = rows.batch.bincount(minlength=rows.num_rows).tolist()
@@ -234,17 +232,20 @@ def _grown(
     judge: BranchTree | None,
     distributions: Distributions,
     is_lost: Bool[Tensor, " M"],
-    growth: Growth,
+    how: Labelling,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
     """The columns of `Branches` at the positions of a tree, which is cleared afterwards."""
     source, is_possible = rejected_distribution(distributions.p, distributions.q)
     alive = is_possible | is_lost
-    room, ends = growth.room(tree.rows.prefix), torch.tensor(sorted(growth.ends), device=source.device, dtype=torch.long)
+    room = torch.full_like(tree.rows.prefix, how.branch_length)
+    if how.max_length is not None:
+        room = (how.max_length - tree.rows.prefix).clamp(max=how.branch_length)
+    ends = torch.tensor(sorted(how.ends), device=source.device, dtype=torch.long)
     levels: list[dict[str, Tensor]] = []
-    for level in range(growth.num_tokens):
+    for level in range(how.branch_length):
         alive = alive & (room > level)
-        token = source.argmax(-1, keepdim=True) if growth.sampling.is_greedy else draw(source, 1, generator)
+        token = source.argmax(-1, keepdim=True) if how.sampling.is_greedy else draw(source, 1, generator)
         token = token.masked_fill(~alive.unsqueeze(-1), 0)
         belief = distributions.belief
         numbers = {
@@ -252,7 +253,7 @@ def _grown(
             "entropy": features.entropy(belief),
             "gap": features.gap(belief),
         }
-        before, (distributions, state) = distributions, distributions.after(tree, judge, token[:, 0], growth.sampling)
+        before, (distributions, state) = distributions, distributions.after(tree, judge, token[:, 0], how.sampling)
         if judge is not None:
             numbers |= {"log_ratio": before.log_ratio(token)[:, 0], "overlap": distributions.overlap()}
         numbers = {name: values.float().masked_fill(~alive, 0) for name, values in numbers.items()}

@@ -25,12 +25,6 @@ from specdecpp.training.scores import Judged, head_logits
 from specdecpp.training.steps import Steps, steps
 
 STAGES = ("raw", "debiased", "calibrated")
-GREEDY = "calibration_greedy"
-"""The card's note of the figures at temperature 0."""
-BEFORE = "before"
-"""The stage of a calibration that the card had, where another backend is to serve."""
-BACKEND = "calibrated_on"
-"""The card's note of the steps that `calibrate_live` had."""
 MIN_SLOPE, MAX_SLOPE = 0.01, 100.0  # of the logit: 1/temperature
 _RIDGE = 1e-6  # keeps the optimum finite where labels are all alike or perfectly separated
 
@@ -80,7 +74,7 @@ def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> Acceptanc
         return [of for of, _ in pairs], [product for _, product in pairs]
 
     after, stages = _fitted(head, judged, products)
-    notes = {name: value for name, value in head.card.notes.items() if name != BACKEND}
+    notes = {name: value for name, value in head.card.notes.items() if name != "calibrated_on"}
     return head.with_card(calibration=after, notes=notes | {"calibration": stages})
 
 
@@ -95,11 +89,10 @@ def calibrate_live(
 ) -> AcceptanceHead:
     """The head with its calibration fitted on real steps of the pair, which run as they will in service.
 
-    `sampling` is that of the head's card unless given, and is written there. Temperature 0 is the exception: greedy draft
-    tokens have odds of their own, so what is fitted then becomes the card's `greedy`, its figures the notes
-    `calibration_greedy`, and the calibration for sampling stays. Beside the stages of `calibrate_head` the notes
-    `calibration` have `before`, where the card had a calibration: how well it serves here. The note `calibrated_on` names
-    models, backends and prompts. The prompts must be none that the head was trained on.
+    `sampling` is that of the head's card unless given, and is written there. At temperature 0 draft tokens have odds of their
+    own: what is fitted then becomes the card's `greedy`, with the notes `calibration_greedy`, and the other calibration stays.
+    Beside the stages of `calibrate_head` the notes have `before`, where the card had a calibration: how well it serves here.
+    The note `calibrated_on` names models, backends and prompts, which must be none that the head was trained on.
 
     Raises `DataError` where no draft token was judged, `HeadError` for a head of another pair.
 
@@ -114,7 +107,7 @@ def calibrate_live(
             "answers."
         )
     is_greedy = sampling.is_greedy
-    stages = {BEFORE: head.card.calibration_at(is_greedy=is_greedy)} if head.card.is_calibrated else {}
+    stages = {"before": head.card.calibration_at(is_greedy=is_greedy)} if head.card.is_calibrated else {}
 
     def products(scored: list[Judged]) -> tuple[list[Judged], list[np.ndarray]]:
         played = [of.per_step(j.score) for of, j in zip(heard, scored, strict=True)]
@@ -129,11 +122,10 @@ def calibrate_live(
         "max_tokens": max_tokens,
         "seed": seed,
     }
+    notes = head.card.notes | {"calibration_greedy" if is_greedy else "calibration": stages, "calibrated_on": about}
     if is_greedy:
-        return head.with_card(greedy=after, notes=head.card.notes | {GREEDY: stages, BACKEND: about})
-    return head.with_card(
-        calibration=after, sampling=asdict(sampling), notes=head.card.notes | {"calibration": stages, BACKEND: about}
-    )
+        return head.with_card(greedy=after, notes=notes)
+    return head.with_card(calibration=after, sampling=asdict(sampling), notes=notes)
 
 
 def _fitted(

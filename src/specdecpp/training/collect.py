@@ -46,15 +46,6 @@ LARGE = 20e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """An encoded prompt."""
-
-    ids: tuple[int, ...]
-    source: str
-    split: Split
-
-
-@dataclass(frozen=True, kw_only=True)
 class Progress:
     """Where a collection stands. Tokens and seconds are of this run."""
 
@@ -132,7 +123,7 @@ def _unwritten(folder: Path, error: OSError, num_done: int) -> DataError:
     )
 
 
-def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Question], dict[str, Any]]:
+def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Sampled], dict[str, Any]]:
     """The encoded prompts in their order, and what `collection.json` says of them and of the run."""
     prompts = gather(recipe.collect.sources, seed=recipe.collect.seed, splits=recipe.collect.splits)
     items = questions(pair, prompts)
@@ -173,33 +164,33 @@ def context_of(pair: Pair) -> int | None:
     return min((n for n in (pair.target.max_length, pair.draft.max_length) if n is not None), default=None)
 
 
-def questions(pair: Pair, prompts: Sequence[Prompt]) -> list[Question]:
+def questions(pair: Pair, prompts: Sequence[Prompt]) -> list[Sampled]:
     """The prompts as user messages (or as plain text, without a chat template), those that leave no room for an answer left
     out."""
     context = context_of(pair)
-    encoded = [Question(ids=tuple(encode(pair, as_prompt(pair, p.text))), source=p.source, split=p.split) for p in prompts]
-    return [q for q in encoded if q.ids and (context is None or len(q.ids) < context)]
+    encoded = [Sampled(prompt=tuple(encode(pair, as_prompt(pair, p.text))), source=p.source, split=p.split) for p in prompts]
+    return [q for q in encoded if q.prompt and (context is None or len(q.prompt) < context)]
 
 
-def most_bytes(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> int:
+def most_bytes(recipe: Recipe, pair: Pair, items: Sequence[Sampled]) -> int:
     """The bytes of the labels of these prompts if every answer is as long as it may be."""
     plan, context, width = recipe.collect, context_of(pair), 2 * pair.draft.hidden_size
     num_bytes = 0
     for q in items:
-        num_tokens = plan.max_tokens if context is None else min(plan.max_tokens, context - len(q.ids))
-        num_bytes += 4 * len(q.ids) + num_tokens * (4 * (3 * plan.draws + TOP_K + 7) + width * (1 + len(plan.features)))
+        num_tokens = plan.max_tokens if context is None else min(plan.max_tokens, context - len(q.prompt))
+        num_bytes += 4 * len(q.prompt) + num_tokens * (4 * (3 * plan.draws + TOP_K + 7) + width * (1 + len(plan.features)))
         if plan.branches and plan.branches.includes(source=q.source, split=q.split):
             num_bytes += num_tokens * plan.branches.length * (24 + width)
     return num_bytes
 
 
-def _check_pair(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> None:
+def _check_pair(recipe: Recipe, pair: Pair, items: Sequence[Sampled]) -> None:
     """Raise `BackendError` if the pair cannot do what the plan asks."""
     target, draft = backends_of(pair)
     plan, branches, context = recipe.collect, recipe.collect.branches, context_of(pair)
     has_branches = branches is not None and any(branches.includes(source=q.source, split=q.split) for q in items)
     if has_branches or "leaf" in plan.features:
-        longest = max(len(q.ids) for q in items) + plan.max_tokens + (branches.length if branches else 1)
+        longest = max(len(q.prompt) for q in items) + plan.max_tokens + (branches.length if branches else 1)
         longest = longest if context is None else min(longest, context)
         check_tree_mask(draft, longest=longest)
         if has_branches and branches is not None and branches.odds:
@@ -207,18 +198,18 @@ def _check_pair(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> None:
 
 
 def _answered(
-    recipe: Recipe, pair: Pair, index: int, items: Sequence[Question], *, tick: Callable[[int], None]
+    recipe: Recipe, pair: Pair, index: int, items: Sequence[Sampled], *, tick: Callable[[int], None]
 ) -> list[Sampled]:
     """An answer of the target to each prompt of shard `index`, those of like lengths in one batch."""
     target, _ = backends_of(pair)
     plan, generator = recipe.collect, _generator(recipe.collect.seed, index, 0, target.device)
-    items = sorted(items, key=lambda q: len(q.ids))
+    items = sorted(items, key=lambda q: len(q.prompt))
     answers: list[Sampled] = []
     for start in range(0, len(items), plan.batch):
         batch = items[start : start + plan.batch]
         sampled = sample_responses(
             target,
-            [q.ids for q in batch],
+            [q.prompt for q in batch],
             sampling=recipe.sampling,
             max_tokens=plan.max_tokens,
             ends=pair.ends,
@@ -226,9 +217,7 @@ def _answered(
             max_length=context_of(pair),
             tick=tick,
         )
-        answers += [
-            Sampled(prompt=q.ids, answer=a, source=q.source, split=q.split) for q, a in zip(batch, sampled, strict=True)
-        ]
+        answers += [replace(q, answer=answer) for q, answer in zip(batch, sampled, strict=True)]
     return answers
 
 
@@ -260,7 +249,7 @@ def _generator(seed: int, index: int, stream: int, device: torch.device) -> torc
     return torch.Generator(device=device).manual_seed(int(state >> 1))
 
 
-def _settings(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> dict[str, Any]:
+def _settings(recipe: Recipe, pair: Pair, items: Sequence[Sampled]) -> dict[str, Any]:
     """All that may change the bytes of a shard, where the files lie aside."""
     target, draft = backends_of(pair)
     plan = json.loads(json.dumps(asdict(recipe.collect)))
@@ -281,18 +270,20 @@ def _settings(recipe: Recipe, pair: Pair, items: Sequence[Question]) -> dict[str
         },
         "sampling": asdict(recipe.sampling),
         "collect": plan,
-        "data": _digest([[q.source, q.split, q.ids] for q in items]),
+        "data": _digest([[q.source, q.split, q.prompt] for q in items]),
         "threads": torch.get_num_threads(),
-        "versions": {
-            "specdecpp": specdecpp.__version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers", "pyarrow", "safetensors")},
-        },
+        "versions": versions("torch", "transformers", "pyarrow", "safetensors"),
     }
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of this package, of Python and of some packages."""
+    own = {"specdecpp": specdecpp.__version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in packages}
 
 
 def git_sha() -> str | None:

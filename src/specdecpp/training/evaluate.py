@@ -14,7 +14,7 @@ them are accepted, over the exact steps of `steps`. The free rival is cumulative
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ class _Answers:
             judged = score.judge(record)
             if played is not None:
                 self.products[name].append(played.scores(judged, score.fold))
-            self.judged[name].append(judged.per_token())
+            self.judged[name].append(replace(judged, answer=None, branch=None))
 
     def figures(self) -> dict[str, dict[str, Any]]:
         found = {

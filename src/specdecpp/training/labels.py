@@ -9,7 +9,7 @@ be served. Draft tokens Y ~ q are drawn and scored against p; the draft's states
     branches[i]    what follows a rejected draft token
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,17 @@ from torch import Tensor
 
 from specdecpp.backends import EagerModel
 from specdecpp.head import features
-from specdecpp.sampling import Sampling, probabilities, seen_rows
-from specdecpp.training.branches import Branches, BranchRows, BranchTree, Distributions, Growth, believed, grow_branches, half
+from specdecpp.sampling import probabilities, seen_rows
+from specdecpp.training.branches import (
+    Branches,
+    BranchRows,
+    BranchTree,
+    Distributions,
+    Labelling,
+    believed,
+    grow_branches,
+    half,
+)
 from specdecpp.training.prompts import Split
 from specdecpp.training.responses import draw, roomy_cache, seen_by
 
@@ -33,10 +42,10 @@ BUDGET, NARROWEST = 2**25, 2**11
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """A prompt and the answer that was sampled for it, as ids."""
+    """A prompt and the answer that was sampled for it, if any yet, as ids."""
 
     prompt: Sequence[int]
-    answer: Sequence[int]
+    answer: Sequence[int] = ()
     source: str = ""
     split: Split = "train"
 
@@ -94,39 +103,15 @@ class Record:
         return self.top[:, 0] - self.top[:, min(1, self.top.shape[1] - 1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Labelling:
-    """Settings of the labels. `branch_length` is for the splits or sources that get branches, 0 for none; with
-    `branch_odds` the target judges the branches too."""
-
-    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
-    ends: Collection[int] = ()
-    draws: int = 4
-    features: Collection[str] = ("mixed",)
-    branch_length: int = 0
-    branch_odds: bool = False
-    max_length: int | None = None
-
-
 @torch.inference_mode()
 def label(
-    target: EagerModel,
-    draft: EagerModel,
-    answers: Sequence[Sampled],
-    how: Labelling,
-    generator: torch.Generator,
-    *,
-    tick: Callable[[int], None] = lambda num_answers: None,
+    target: EagerModel, draft: EagerModel, answers: Sequence[Sampled], how: Labelling, generator: torch.Generator
 ) -> list[Record]:
-    """Records in the order of the answers, made in batches of similar length. The generator lives where the draft does.
-
-    `tick` is told how many answers are labelled, after every batch.
-    """
+    """Records in the order of the answers, made in batches of similar length. The generator lives where the draft does."""
     records: dict[int, Record] = {}
     for chosen in batches([a.num_tokens for a in answers], vocab_size=target.vocab_size):
         made = _label_batch(target, draft, [answers[i] for i in chosen], how, generator)
-        records |= dict(zip(chosen, made, strict=True))
-        tick(len(records))
+        records |= zip(chosen, made, strict=True)
     return [records[i] for i in range(len(answers))]
 
 
@@ -168,8 +153,7 @@ def _label_batch(
         columns["leaf"] = half(tree.grow(columns["candidate"][:, 0])[1])
         tree.clear()
     if tree and how.branch_length:
-        growth = Growth(num_tokens=how.branch_length, sampling=how.sampling, ends=how.ends, max_length=how.max_length)
-        branches = [*grow_branches(tree, judge, distributions, columns["answer_odds"], growth, generator)]
+        branches = [*grow_branches(tree, judge, distributions, columns["answer_odds"], how, generator)]
     states = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
     return _records(answers, columns, states, branches)
 

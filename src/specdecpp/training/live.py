@@ -24,6 +24,7 @@ from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.sampling import Sampling
+from specdecpp.session import Session
 from specdecpp.step import Plan, Result
 from specdecpp.training.scores import LENGTH, Judged
 from specdecpp.verify import token_acceptance
@@ -86,28 +87,24 @@ def listen(
     decoder = Decoder(pair, policy=policy)
     for i, prompt in enumerate(prompts):
         session = decoder.start(prompt, max_tokens=max_tokens, seed=seed + i, sampling=sampling)
-        session.watch = notes = _Notes()
-        for _ in run(session):
-            pass
-        yield notes.heard()
+        yield _heard(session)
 
 
-class _Notes:
-    """A `session.Watch` that writes down what was said of each draft token, and what was true."""
+def _heard(session: Session) -> Heard:
+    """Decode to the end, and note of each draft token what was said of it and what was true."""
+    steps = list[tuple[list[float], list[float]]]()
 
-    def __init__(self) -> None:
-        self._steps: list[tuple[list[float], list[float]]] = []
+    def watch(plan: Plan, result: Result) -> None:
+        if num := len(result.judged):
+            steps.append((list(result.judged), _acceptance(plan, result)[:num].tolist()))
 
-    def __call__(self, plan: Plan, result: Result) -> None:
-        num = len(result.judged)
-        if num:
-            self._steps.append((list(result.judged), _acceptance(plan, result)[:num].tolist()))
-
-    def heard(self) -> Heard:
-        said = np.array([s for scores, _ in self._steps for s in scores], float).clip(_SUREST, 1 - _SUREST)
-        true = np.array([a for _, labels in self._steps for a in labels], float)
-        depth = np.array([k for scores, _ in self._steps for k in range(1, len(scores) + 1)], int)
-        return Heard(score=np.log(said) - np.log1p(-said), label=true, depth=depth)
+    session.watch = watch
+    for _ in run(session):
+        pass
+    said = np.array([s for scores, _ in steps for s in scores], float).clip(_SUREST, 1 - _SUREST)
+    true = np.array([a for _, labels in steps for a in labels], float)
+    depth = np.array([k for scores, _ in steps for k in range(1, len(scores) + 1)], int)
+    return Heard(score=np.log(said) - np.log1p(-said), label=true, depth=depth)
 
 
 def _acceptance(plan: Plan, result: Result) -> Float[Tensor, " K"]:

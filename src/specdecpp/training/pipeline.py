@@ -5,21 +5,16 @@ run which was killed is started again with the same command.
 """
 
 import json
-import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-import torch
-import transformers
-
-import specdecpp
 from specdecpp import cache_dir
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head
+from specdecpp.training.collect import versions
 from specdecpp.training.evaluate import FREE, Evaluation, evaluate
 from specdecpp.training.folders import writable
 from specdecpp.training.prompts import Split, gather
@@ -51,12 +46,7 @@ def check(recipe: Recipe) -> None:
 
 def check_splits(recipe: Recipe, found: Sequence[Split]) -> None:
     """Raise `DataError` unless there are prompts on every split that a whole run reads; `found` are the splits of all."""
-    uses: dict[str, str] = {
-        "train": "train on",
-        recipe.calibrate.split: f"calibrate on (calibrate.split is {recipe.calibrate.split})",
-    }
-    if not {"dev", "test"} & set(found):
-        uses.setdefault("dev", "compare heads on")
+    uses: dict[Split, str] = {"train": "train on", "dev": "calibrate on"}
     if lacking := [split for split in uses if split not in found]:
         counts = ", ".join(f"{side} has {num}" for side, num in Counter(found).items()) or "there are no prompts at all"
         raise DataError(
@@ -100,12 +90,12 @@ def trained_heads(recipe: Recipe, plans: Mapping[str, HeadPlan]) -> dict[str, Ac
 
 
 def calibrate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead], *, again: bool = False) -> dict[str, AcceptanceHead]:
-    """Calibrate what is not calibrated yet, or with `again` all, on the split that the recipe names, and save it."""
+    """Calibrate what is not calibrated yet, or with `again` all, on the split `dev`, and save it."""
     done = {}
     for name, head in heads.items():
         done[name] = head
         if again or not head.card.is_calibrated:
-            done[name] = calibrate_head(head, shards.read(recipe.labels, split=recipe.calibrate.split))
+            done[name] = calibrate_head(head, shards.read(recipe.labels, split="dev"))
             done[name].save_pretrained(recipe.heads / name)
     return done
 
@@ -113,14 +103,19 @@ def calibrate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead], *, agai
 def evaluate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> Evaluation:
     """Compare the heads with the free rules on the split `test` (`dev` where no source is a test), and write it all to
     `evaluation.json` with its provenance. The first head is the score `head`, the others go by their names."""
-    counts = shards.about(recipe.labels).get("prompts", {})
-    split = "test" if any(of.get("test") for of in counts.values()) else "dev"
+    about, path = shards.about(recipe.labels), recipe.out / EVALUATION
+    split = "test" if any(of.get("test") for of in about.get("prompts", {}).values()) else "dev"
     first, *_ = heads
     others = {name: head for name, head in heads.items() if name != first}
     found = evaluate(heads[first], shards.read(recipe.labels, split=split), others=others)
-    path = recipe.out / EVALUATION
+    provenance = {
+        "command": f"specdecpp train {recipe.name}",
+        "split": split,
+        "labels": {key: about.get(key) for key in ("git", "digest", "pair", "sampling", "prompts", "threads")},
+        "versions": versions("torch", "transformers"),
+    }
     try:
-        cache_dir.write(path, json.dumps(provenance(recipe, split) | found, indent=1) + "\n")
+        cache_dir.write(path, json.dumps({"provenance": provenance, **found}, indent=1) + "\n")
     except OSError as error:
         raise DataError(
             f"{path} cannot be written ({error.strerror}). The heads are safe: mend that and run the same command again."
@@ -131,22 +126,3 @@ def evaluate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> Evalu
 def _check_named(recipe: Recipe, plans: Mapping[str, HeadPlan]) -> None:
     if not plans:
         raise DataError(f"{recipe.name} names no head. Add one: train: {{head: {{}}}}")
-
-
-def provenance(recipe: Recipe, split: str) -> dict[str, Any]:
-    """Where the figures come from: the command, the labels, the versions."""
-    about = shards.about(recipe.labels)
-    kept = ("git", "digest", "pair", "sampling", "prompts", "threads")
-    return {
-        "provenance": {
-            "command": f"specdecpp train {recipe.name}",
-            "split": split,
-            "labels": {name: about.get(name) for name in kept},
-            "versions": {
-                "specdecpp": specdecpp.__version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
-        }
-    }

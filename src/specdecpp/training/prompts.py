@@ -56,8 +56,8 @@ class Prompt:
 class Source:
     """Where prompts come from, and how a row becomes one.
 
-    `path` is a .jsonl, .jsonl.gz, .json or .parquet file, or a data set: a hub name, or a folder written by `datasets` (both
-    need the extra [data]). `prompt` names a builder (alpaca, gsm8k, humaneval, text), or a column as `field:NAME`.
+    `path` is a .jsonl, .jsonl.gz, .json or .parquet file, or the hub name of a data set, which needs the extra [data].
+    `prompt` names a builder (alpaca, gsm8k, humaneval, text), or a column as `field:NAME`.
 
     >>> Source(path="gsm8k_test.jsonl", prompt="gsm8k", split="test").label
     'gsm8k_test'
@@ -169,16 +169,11 @@ def _data_set(path: str, *, part: str) -> Any:
             f"reading the data set {path} needs the package datasets. Install it with: pip install 'specdecpp[data]'"
         ) from error
     try:
-        data: Any = datasets.load_from_disk(path) if Path(path).is_dir() else datasets.load_dataset(path, split=part)
-    except Exception as error:  # whatever the hub or a damaged folder raises
+        return datasets.load_dataset(path, split=part)
+    except Exception as error:  # whatever the hub raises
         raise DataError(
             f"the data set {path} cannot be read ({first_line(error)}). Give a {', '.join(KINDS)} file, or another data set."
         ) from error
-    if isinstance(data, datasets.DatasetDict):
-        if part not in data:
-            raise DataError(f"the data set {path} has no part {part!r}; it has {', '.join(map(str, data))}. Set part to one.")
-        data = data[part]
-    return data
 
 
 def _file_rows(file: Path) -> Iterator[Row]:

@@ -140,13 +140,6 @@ def grid(plan: HeadPlan, axes: Mapping[str, Sequence[Any]] = GRID) -> dict[str, 
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
-class CalibratePlan:
-    """Which answers calibrate the head."""
-
-    split: Split = "dev"
-
-
-@dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class Recipe:
     """A recipe that has been read and checked."""
 
@@ -154,7 +147,6 @@ class Recipe:
     pair: PairPlan = field(default_factory=PairPlan)
     sampling: Sampling = field(default_factory=Sampling)
     train: Mapping[str, HeadPlan] = field(default_factory=dict)
-    calibrate: CalibratePlan = field(default_factory=CalibratePlan)
     out: Path = Path("out")
     name: str = "recipe.yaml"
 

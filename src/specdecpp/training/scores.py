@@ -68,19 +68,10 @@ class Judged:
         names = ("score", "answer", "branch")
         return replace(self, **{n: None if getattr(self, n) is None else change(getattr(self, n)) for n in names})
 
-    def per_token(self) -> "Judged":
-        """The points per token alone."""
-        return replace(self, answer=None, branch=None)
 
-
-def head_logits(
-    head: AcceptanceHead, record: Record, *, sources: Sequence[Literal["leaf", "mixed"]] = ("leaf", "mixed")
-) -> Judged:
-    """Raw logits of a head. A lagged one takes the first of `sources` that the record has.
-
-    Raises `DataError` when it has none of them.
-    """
-    source = _source(head, record, sources)
+def head_logits(head: AcceptanceHead, record: Record) -> Judged:
+    """Raw logits of a head. Raises `DataError` for a lagged one where the record has no states that it reads."""
+    source = _source(head, record)
     answer, branch = None, None
     if record.branches is not None:
         answer, branch = _step_logits(head, record, min(LENGTH, record.branches.token.shape[1]))
@@ -161,12 +152,13 @@ def branch_evidence(record: Record, *, is_ahead: bool) -> ScoreInputs:
     )
 
 
-def _source(head: AcceptanceHead, record: Record, sources: Sequence[Literal["leaf", "mixed"]]) -> Source:
+def _source(head: AcceptanceHead, record: Record) -> Source:
     if head.card.form == "look_ahead":
         return "clean"
-    for source in sources:
-        if getattr(record, source) is not None:
-            return source
+    if record.leaf is not None:
+        return "leaf"
+    if record.mixed is not None:
+        return "mixed"
     raise DataError(
         f"a lagged head reads the state at the draft token, and the labels of {record.source} have no such states: neither "
         "leaf nor mixed among the features. Add one of them to the recipe and run collect again."

@@ -9,7 +9,7 @@ Each file is written under another name and then renamed. Nothing in them depend
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -91,12 +92,10 @@ def done(folder: Path) -> list[int]:
     return found
 
 
-def read(
-    folder: Path | str, *, split: str | None = None, sources: Collection[str] | None = None, partial: bool = False
-) -> Iterator[Record]:
-    """The records of a collection in their order, all or those of one split or of some sources.
+def read(folder: Path | str, *, split: str | None = None) -> Iterator[Record]:
+    """The records of a collection in their order, all or those of one split.
 
-    Raises `DataError` for a folder without shards, for a damaged one, and unless `partial` for one that is not finished.
+    Raises `DataError` for a folder without shards, for a damaged one, and for one that is not finished.
 
     >>> records = list(read("out/labels", split="dev"))        # doctest: +SKIP
     """
@@ -105,13 +104,13 @@ def read(
     if not paths:
         raise DataError(f"{folder} holds no labels. Make them with: specdecpp train RECIPE --only collect")
     num_shards = about(folder).get("num_shards", len(paths))
-    if len(paths) < num_shards and not partial:
+    if len(paths) < num_shards:
         raise DataError(
             f"the collection in {folder} is not finished: {len(paths)} of its {num_shards} shards are there. Run the same "
             "collect command again; it goes on where it stopped."
         )
     for path in paths:
-        yield from _shard(path, split=split, sources=sources)
+        yield from _shard(path, split=split)
 
 
 def about(folder: Path | str) -> dict[str, Any]:
@@ -121,25 +120,29 @@ def about(folder: Path | str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not readable JSON ({error}). {_BEGUN_ANEW}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds {_noun(found)} and should hold an object. {_BEGUN_ANEW}")
-    for key, kind in _ABOUT.items():
-        if key in found and not isinstance(found[key], kind):
-            raise DataError(f"{path} is damaged: its {key} is {_noun(found[key])}. {_BEGUN_ANEW}")
-    return found
+        return _About.model_validate_json(path.read_bytes()).model_dump(exclude_unset=True)
+    except (OSError, ValidationError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+        raise DataError(
+            f"{path} is damaged ({' '.join([*map(str, first['loc']), first['msg']])}). Put back the file as it was, or collect "
+            "into another folder."
+        ) from error
 
 
-_ABOUT: dict[str, type] = {"digest": str, "pair": dict, "sampling": dict, "prompts": dict, "names": dict, "num_shards": int}
-_ABOUT |= {"vocab_size": int, "threads": int, "collect": dict, "versions": dict}
-_BEGUN_ANEW = "Put back the file as it was, or collect into another folder."
+class _About(BaseModel):
+    """What is read of `collection.json`, and whatever else it says."""
 
-
-def _noun(value: Any) -> str:
-    kinds = {list: "a list", dict: "an object", str: "text", bool: str(value).lower(), type(None): "null"}
-    return kinds.get(type(value), "a number")
+    model_config = ConfigDict(extra="allow", strict=True)
+    digest: str = ""
+    num_shards: int = 0
+    vocab_size: int = 0
+    threads: int = 0
+    pair: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    prompts: dict[str, Any] = {}
+    names: dict[str, Any] = {}
+    collect: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
 
 
 def damaged(path: Path, reason: str) -> DataError:
@@ -197,7 +200,7 @@ def _note(path: Path) -> dict[str, Any]:
         raise damaged(path, f"its parquet is unreadable ({first_line(error)})") from error
 
 
-def _shard(path: Path, *, split: str | None, sources: Collection[str] | None) -> Iterator[Record]:
+def _shard(path: Path, *, split: str | None) -> Iterator[Record]:
     """The records of one shard, after both files have been checked."""
     note = _note(path)
     try:
@@ -220,7 +223,7 @@ def _shard(path: Path, *, split: str | None, sources: Collection[str] | None) ->
 
     for row in range(len(columns["source"])):
         record = _record(columns, row, take)
-        if (split is None or record.split == split) and (sources is None or record.source in sources):
+        if split is None or record.split == split:
             yield record
 
 

@@ -219,11 +219,11 @@ def _epoch(
     dev: Sequence[Record],
     elapsed_s: float,
 ) -> Epoch:
-    """The line of an epoch, with figures on the dev answers in the evidence that the plan trains on."""
+    """The line of an epoch, with figures on the dev answers."""
     draws = 1 if not plan.is_ahead else records[0].candidate.shape[1]
     values: dict[str, Any] = {"dev_auroc": None, "dev_kl": None}
     if dev:
-        judged = [head_logits(head, r, sources=("leaf", "mixed") if plan.text == "leaf" else ("mixed", "leaf")) for r in dev]
+        judged = [head_logits(head, record) for record in dev]
         score, label = (np.concatenate([getattr(j, name) for j in judged]) for name in ("score", "label"))
         probability = 1 / (1 + np.exp(-score) / plan.rejection_weight)
         values = {"dev_auroc": auroc(score, label), "dev_kl": kl(probability, label)}
