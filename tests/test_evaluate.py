@@ -14,10 +14,10 @@ from records import Process, knowing_head, random_head, record_of, records
 from specdecpp import AcceptanceHead
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
-from specdecpp.training.evaluate import FREE, evaluate, head_score, verdicts
+from specdecpp.training.evaluate import evaluate, head_score, verdicts
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc_over_answers
-from specdecpp.training.scores import head_logits, minus_entropy
+from specdecpp.training.scores import head_logits, log_q
 from specdecpp.training.steps import steps
 
 DRAWS = torch.Generator().manual_seed(0)
@@ -84,7 +84,7 @@ def test_a_token_the_draft_cannot_propose_ends_every_step():
 Distribution = dict[tuple[int, float, float], float]
 
 
-def distribution_of_steps(process: Process, judge, score, num_tokens: int) -> Distribution:
+def distribution_of_steps(process: Process, judge, num_tokens: int) -> Distribution:
     """The distribution of (depth, label, score) over everything a record draws: the text, and one branch at every position."""
     distribution: Distribution = defaultdict(float)
     v = range(len(process.p))
@@ -110,13 +110,13 @@ def distribution_of_steps(process: Process, judge, score, num_tokens: int) -> Di
                 branches={i: tokens for i, (tokens, _) in enumerate(chosen)},
             )
             played, total = steps(record, length=num_tokens), chance * np.prod([of for _, of in chosen])
-            scores = played.scores(judge(record), score)
+            scores = played.scores(judge(record))
             for depth, label, weight, value in zip(played.depth, played.label, played.weight, scores, strict=True):
                 distribution[int(depth), float(label), round(float(value), 3)] += float(weight * total)
     return distribution
 
 
-def distribution_of_drafting(process: Process, tables: list[np.ndarray], fold, num_tokens: int) -> Distribution:
+def distribution_of_drafting(process: Process, tables: list[np.ndarray], num_tokens: int) -> Distribution:
     """The same by drawing nothing back: for every start a text X ~ p, then draft tokens from q, accepted with min(1, p/q)."""
     distribution: Distribution = defaultdict(float)
     v = range(len(process.p))
@@ -128,7 +128,7 @@ def distribution_of_drafting(process: Process, tables: list[np.ndarray], fold, n
                     pairs = list(zip((first, *tokens), tokens))  # noqa: B905 (the last token has no successor)
                     chance = reached[first] * np.prod([float(process.q[pair]) for pair in pairs])
                     survival = np.prod([float(process.accept[pair]) for pair in pairs])
-                    value = round(float(fold([tables[k][pair] for k, pair in enumerate(pairs)])), 3)
+                    value = round(float(sum(tables[k][pair] for k, pair in enumerate(pairs))), 3)
                     distribution[length, 1.0, value] += chance * survival
                     distribution[length, 0.0, value] += chance * (1 - survival)
         reached = reached @ process.p.numpy()
@@ -143,24 +143,16 @@ def assert_same(a: Distribution, b: Distribution) -> None:
 def test_steps_of_records_have_the_distribution_of_real_steps(num_tokens: int):
     """Catches any error of the coupling: by enumeration, the scores and labels of recorded steps are those of drafting.
 
-    Both sides are exact, for a head whose estimate depends on the depth, for cumulative q, and for the least q and -H.
+    Both sides are exact, for a head whose estimate depends on the depth and for cumulative q.
     """
     process = Process.random(3, seed=5)
     head = random_head(process, form="look_ahead", scalars=("log_q", "depth"), seed=6)
     of_head = [judged_by(head, process, depth=k) for k in range(1, num_tokens + 1)]
     of_q = [process.q.log().numpy()] * num_tokens
-    of_entropy = [-torch.special.entr(process.q).sum(-1, keepdim=True).expand(3, 3).numpy()] * num_tokens
-    cases = [
-        (head_score(head).judge, "product", of_head),
-        (FREE["cumulative_q"].judge, "product", of_q),
-        (FREE["max_q"].judge, "minimum", of_q),
-        (minus_entropy, "minimum", of_entropy),
-    ]
-    for judge, fold, tables in cases:
-        add = np.sum if fold == "product" else np.min
-        expected = distribution_of_drafting(process, tables, add, num_tokens)
+    for judge, tables in ((head_score(head), of_head), (log_q, of_q)):
+        expected = distribution_of_drafting(process, tables, num_tokens)
         assert sum(expected.values()) == pytest.approx(num_tokens * (num_tokens + 1) / 2)
-        assert_same(distribution_of_steps(process, judge, fold, num_tokens), expected)
+        assert_same(distribution_of_steps(process, judge, num_tokens), expected)
 
 
 def simulated(process: Process, tables: list[np.ndarray], *, num: int, num_tokens: int, seed: int):
@@ -263,7 +255,7 @@ def test_the_true_probability_is_calibrated_and_beats_the_free_rule():
 
 
 def test_every_score_has_every_figure():
-    """Catches a figure that is missing in one row, and a rank that is sold as a probability."""
+    """Catches a figure that is missing in one row."""
     process = Process.random(5, seed=1)
     lagged, other = random_head(process), random_head(process, form="look_ahead", seed=5)
     mixed = records(process, 5, num_tokens=20, seed=2, features=("mixed",)) + records(
@@ -272,14 +264,11 @@ def test_every_score_has_every_figure():
     found = evaluate(lagged, mixed, others={"ahead": other})
     assert set(found) == {"toy", "other"}
     for scores in found.values():
-        assert list(scores) == ["head", "ahead", *FREE]
+        assert list(scores) == ["head", "ahead", "cumulative_q"]
         assert len({tuple(of) for of in scores.values()}) == 1
         assert scores["head"]["evidence"] == "mixed"
         assert scores["ahead"]["evidence"] == "clean"
-        assert scores["entropy"]["ece_product"] is scores["entropy"]["kl"] is None
-        assert 0 < scores["entropy"]["auroc_product"] < 1
         assert scores["cumulative_q"]["gain_product"] is None
-        assert scores["max_q"]["auroc_token"] == scores["cumulative_q"]["auroc_token"]
     assert found["toy"]["head"]["num_answers"] == 5
     assert len(verdicts(found)) == 4
 
@@ -317,8 +306,8 @@ def test_nothing_to_evaluate_on_is_refused():
     none: list[Record] = []
     with pytest.raises(DataError, match="no records to evaluate on"):
         evaluate(random_head(process), none)
-    with pytest.raises(ValueError, match="another head is called max_q"):
-        evaluate(random_head(process), none, others={"max_q": random_head(process)})
+    with pytest.raises(ValueError, match="another head is called cumulative_q"):
+        evaluate(random_head(process), none, others={"cumulative_q": random_head(process)})
 
 
 # Diagrams

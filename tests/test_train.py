@@ -259,7 +259,7 @@ def test_a_recipe_runs_from_prompts_to_a_head_that_decodes(kind: str, tmp_path: 
     found = json.loads(result.stdout)
     assert list(found["heads"]) == ["head", "head_lagged"]
     scores = found["evaluation"]["sums"]
-    assert set(scores) == {"head", "head_lagged", "max_q", "cumulative_q", "entropy"}
+    assert set(scores) == {"head", "head_lagged", "cumulative_q"}
     assert scores["head"]["auroc_product"] is not None
     saved = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert saved["sums"] == scores
@@ -279,7 +279,7 @@ def test_the_stages_one_by_one_give_what_all_give(tmp_path: Path):
     path = recipe(tmp_path)
     shown = call("train", str(path), "--quiet")
     assert shown.exit_code == 0, shown.stderr
-    for words in ("sums", "head ", "head_lagged", "max q", "cumulative q", "entropy", "AUROC"):
+    for words in ("sums", "head ", "head_lagged", "cumulative q", "AUROC"):
         assert words in shown.stdout
     assert max(map(len, shown.stdout.splitlines()[1:])) <= 80
     whole = AcceptanceHead.from_pretrained(tmp_path / "out" / "heads" / "ahead")
@@ -482,7 +482,7 @@ def test_two_trainings_do_not_share_a_folder(answers, dev, tmp_path):
         ({"collect.splits": ["train"]}, r"no prompts to calibrate on"),
         ({"collect.features": []}, r"train\.head_lagged reads the leaf text, and collect\.features has none\. Add leaf to it"),
         ({"train": {"a": {}, "head": {}}}, r"calls a head head, which is the name of a score"),
-        ({"train": {"a": {}, "max_q": {}}}, r"calls a head max_q, which is the name of a score"),
+        ({"train": {"a": {}, "cumulative_q": {}}}, r"calls a head cumulative_q, which is the name of a score"),
         ({"train": {}}, r"names no head"),
         ({"train": {"../a": {}}}, r"train\.\.\./a: a head's name is that of its folder"),
     ],

@@ -50,7 +50,7 @@ nothing, and its product is the rival:
 """
 
 FIELDS = ("auroc_token", "auroc_product", "ece_product", "kl")
-OURS = ("head", "head_lagged", "max_q", "cumulative_q", "entropy")
+OURS = ("head", "head_lagged", "cumulative_q")
 
 
 def head_table(figures: dict) -> str:

@@ -1,20 +1,13 @@
-"""Scores side by side on held-out labels: trained heads, and what the draft's own probabilities say for nothing.
+"""Scores side by side on held-out labels: trained heads, and cumulative q, which costs nothing.
 
 Per token, a score should tell draft tokens that will be accepted from those that will not. What decides when to stop is the
-step as a whole, so the figures that count are those of the step: the score of all its draft tokens against whether all of
-them are accepted, over the exact steps of `steps`. The free rival is cumulative q.
-
-| score | per token | of a step |
-|---|---|---|
-| a head | calibrated probability | product |
-| max_q | q(Y) | least: the rule stops at the first bad token |
-| cumulative_q | q(Y) | product |
-| entropy | -H(q), a rank and no probability | least |
+step as a whole, so the figures that count are those of the step: the product over its draft tokens against whether all of
+them are accepted, over the exact steps of `steps`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +18,18 @@ from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.training import shards
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import Auroc, Points, auroc, auroc_over_answers, brier, ece, kl
-from specdecpp.training.scores import Judged, head_logits, log_q, minus_entropy
-from specdecpp.training.steps import Fold, Steps, steps
+from specdecpp.training.scores import Judged, head_logits, log_q
+from specdecpp.training.steps import Steps, steps
 
 RIVAL = "cumulative_q"
+"""The free score: q(Y), and over a step the product of them."""
 Evaluation = dict[str, dict[str, dict[str, Any]]]
+Judge = Callable[[Record], Judged]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreFunction:
-    """How a score judges a record, in logarithms where it is a probability, and how it adds up over a step."""
-
-    judge: Callable[[Record], Judged]
-    fold: Fold = "product"
-    is_probability: bool = True
-
-
-FREE = {
-    "max_q": ScoreFunction(judge=log_q, fold="minimum"),
-    RIVAL: ScoreFunction(judge=log_q),
-    "entropy": ScoreFunction(judge=minus_entropy, fold="minimum", is_probability=False),
-}
-
-
-def head_score(head: AcceptanceHead) -> ScoreFunction:
-    """The score of a head under the calibration of its card."""
-    return ScoreFunction(judge=lambda record: log_probabilities(head_logits(head, record), head.card.calibration))
+def head_score(head: AcceptanceHead) -> Judge:
+    """Logarithms of a head's probabilities under the calibration of its card."""
+    return lambda record: log_probabilities(head_logits(head, record), head.card.calibration)
 
 
 def log_probabilities(judged: Judged, calibration: Calibration) -> Judged:
@@ -66,7 +45,7 @@ def log_probabilities(judged: Judged, calibration: Calibration) -> Judged:
 def evaluate(
     head: AcceptanceHead, records: Iterable[Record], *, others: Mapping[str, AcceptanceHead] | None = None
 ) -> Evaluation:
-    """{source: {score: figures}}: `head`, the others by their names, max_q, cumulative_q and entropy on the same labels.
+    """{source: {score: figures}}: `head`, the others by their names, and `cumulative_q` on the same labels.
 
     Figures per token stand on `evidence` (see `scores`); those of the step are None where no record has branches.
     `*_error` is a standard error, by a jackknife over answers; `gain_product` is the AUROC of the product above that of
@@ -76,9 +55,9 @@ def evaluate(
     >>> figures["auroc_product"], figures["ece_product"]                                         # doctest: +SKIP
     """
     others = dict(others or {})
-    if taken := sorted(others.keys() & {"head", *FREE}):
+    if taken := sorted(others.keys() & {"head", RIVAL}):
         raise ValueError(f"another head is called {taken[0]}, which is the name of a score. Give it another name.")
-    scores = {"head": head_score(head)} | {name: head_score(other) for name, other in others.items()} | FREE
+    scores = {name: head_score(of) for name, of in {"head": head, **others}.items()} | {RIVAL: log_q}
     sources: dict[str, _Answers] = {}
     for record in records:
         sources.setdefault(record.source, _Answers(scores)).add(record)
@@ -111,7 +90,7 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     """A line for each head and source: whether its product ranks steps better than the free rule's, and by how much."""
     said = []
     for source, scores in evaluation.items():
-        for name in (name for name in scores if name not in FREE):
+        for name in (name for name in scores if name != RIVAL):
             figures = scores[name]
             if figures["gain_product"] is None:
                 said.append(f"{source}: whether {name} beats cumulative q is unknown, as the labels have no branches.")
@@ -130,31 +109,26 @@ PRODUCT_FIGURES = ("auroc_product", "auroc_product_error", "ece_product", "brier
 
 
 def figures(
-    judged: Sequence[Judged],
-    played: Sequence[Steps] | Sequence[Judged],
-    products: Sequence[np.ndarray],
-    *,
-    is_probability: bool = True,
+    judged: Sequence[Judged], played: Sequence[Steps] | Sequence[Judged], products: Sequence[np.ndarray]
 ) -> tuple[dict[str, Any], Auroc | None]:
     """Figures of one score, and the AUROC of the product with its jackknife for comparisons.
 
     `judged` has its points per token, `products` its score of all the steps in `played`. Scores are logarithms of
-    probabilities, or else ranks, for which only the AUROC has a meaning.
+    probabilities.
     """
     values: dict[str, Any] = {"num_answers": len(judged), "evidence": ", ".join(sorted({j.source for j in judged}))}
     score, label, weight = _joined(judged, [j.score for j in judged])
+    p = np.exp(score)
     values |= {"num_labels": len(label), "auroc_token": auroc(score, label, weight)}
-    for name, measure in (("ece_token", ece), ("brier_token", brier), ("kl", kl)):
-        values[name] = measure(np.exp(score), label, weight) if is_probability else None
+    values |= {"ece_token": ece(p, label, weight), "brier_token": brier(p, label, weight), "kl": kl(p, label, weight)}
     if not played:
         return values | dict.fromkeys(PRODUCT_FIGURES), None
     score, label, weight = _joined(played, products)
     answer = np.repeat(np.arange(len(played)), [len(of.label) for of in played])
     product = auroc_over_answers(score, label, weight, answer)
+    p = np.exp(score)
     values |= {"auroc_product": product.value, "auroc_product_error": product.error}
-    for name, measure in (("ece_product", ece), ("brier_product", brier)):
-        values[name] = measure(np.exp(score), label, weight) if is_probability else None
-    return values, product
+    return values | {"ece_product": ece(p, label, weight), "brier_product": brier(p, label, weight)}, product
 
 
 def _joined(parts: Sequence[Judged] | Sequence[Steps], scores: Sequence[np.ndarray]) -> tuple[Points, Points, Points]:
@@ -166,7 +140,7 @@ def _joined(parts: Sequence[Judged] | Sequence[Steps], scores: Sequence[np.ndarr
 class _Answers:
     """The answers of one source as every score sees them, until all are there to be measured."""
 
-    def __init__(self, scores: Mapping[str, ScoreFunction]):
+    def __init__(self, scores: Mapping[str, Judge]):
         self.scores = scores
         self.judged: dict[str, list[Judged]] = {name: [] for name in scores}
         self.products: dict[str, list[np.ndarray]] = {name: [] for name in scores}
@@ -176,17 +150,14 @@ class _Answers:
         played = None if record.branches is None else steps(record)
         if played is not None:
             self.steps.append(played)
-        for name, score in self.scores.items():
-            judged = score.judge(record)
+        for name, judge in self.scores.items():
+            judged = judge(record)
             if played is not None:
-                self.products[name].append(played.scores(judged, score.fold))
+                self.products[name].append(played.scores(judged))
             self.judged[name].append(replace(judged, answer=None, branch=None))
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        found = {
-            name: figures(self.judged[name], self.steps, self.products[name], is_probability=score.is_probability)
-            for name, score in self.scores.items()
-        }
+        found = {name: figures(judged, self.steps, self.products[name]) for name, judged in self.judged.items()}
         _, rival = found[RIVAL]
         for name, (values, product) in found.items():
             gain: tuple[float | None, float | None] = (None, None)

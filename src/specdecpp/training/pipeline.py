@@ -15,7 +15,7 @@ from specdecpp.head import AcceptanceHead
 from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head
 from specdecpp.training.collect import versions
-from specdecpp.training.evaluate import FREE, Evaluation, evaluate
+from specdecpp.training.evaluate import RIVAL, Evaluation, evaluate
 from specdecpp.training.folders import writable
 from specdecpp.training.prompts import Split, gather
 from specdecpp.training.recipe import HeadPlan, Recipe, grid
@@ -29,7 +29,7 @@ def check(recipe: Recipe) -> None:
     what is not collected, splits that no prompt is on. Reads the prompts; no model is loaded."""
     _check_named(recipe, recipe.train)
     first, *others = recipe.train
-    if taken := [name for name in others if name in ("head", *FREE)]:
+    if taken := [name for name in others if name in ("head", RIVAL)]:
         raise DataError(
             f"{recipe.name} calls a head {taken[0]}, which is the name of a score in its evaluation (head is the first one, "
             f"{first}). Give it another name."
@@ -101,7 +101,7 @@ def calibrate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead], *, agai
 
 
 def evaluate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> Evaluation:
-    """Compare the heads with the free rules on the split `test` (`dev` where no source is a test), and write it all to
+    """Compare the heads with cumulative q on the split `test` (`dev` where no source is a test), and write it all to
     `evaluation.json` with its provenance. The first head is the score `head`, the others go by their names."""
     about, path = shards.about(recipe.labels), recipe.out / EVALUATION
     split = "test" if any(of.get("test") for of in about.get("prompts", {}).values()) else "dev"

@@ -79,15 +79,15 @@ def head_logits(head: AcceptanceHead, record: Record) -> Judged:
 
 
 def log_q(record: Record) -> Judged:
-    """log q of every token: the score of max q and of cumulative q."""
-    return _free(record, record.log_q, record.answer_log_q, record.branches and record.branches.log_q)
-
-
-def minus_entropy(record: Record) -> Judged:
-    """-H(q), which does not look at the token: a rank, no probability."""
-    entropy = -record.entropy
-    of_branch = None if record.branches is None else -record.branches.entropy
-    return _free(record, entropy[:, None].expand_as(record.log_q), entropy, of_branch)
+    """log q of every token, the same at every depth: the score of cumulative q."""
+    score, answer, branch = _flat(record.log_q), None, None
+    if record.branches is not None:
+        length = min(LENGTH, record.branches.token.shape[1])
+        shape = (len(record.answer), length)
+        answer = np.broadcast_to(_flat(record.answer_log_q)[:, None], shape)
+        branch = np.broadcast_to(record.branches.log_q[:, :length].double().numpy()[..., None], (*shape, length))
+    label = _flat(record.accept)
+    return Judged(score=score, label=label, weight=np.ones_like(score), source="clean", answer=answer, branch=branch)
 
 
 def raw(head: AcceptanceHead, evidence: ScoreInputs, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
@@ -188,25 +188,6 @@ def _step_logits(head: AcceptanceHead, record: Record, length: int) -> tuple[np.
         rows = slice(0, length - m)
         of_branch[:, rows, m] = logits(head, branch[:, rows], first[:, rows] + m)
     return of_answer, of_branch
-
-
-def _free(record: Record, drawn: Tensor, answer: Tensor, branch: Tensor | None) -> Judged:
-    """A score that is read off the record: all drawn draft tokens, the same at every depth."""
-    score = _flat(drawn)
-    wide = None, None
-    if branch is not None:
-        length = min(LENGTH, branch.shape[1])
-        shape = (len(answer), length)
-        of_branch = branch[:, :length].double().numpy()
-        wide = np.broadcast_to(_flat(answer)[:, None], shape), np.broadcast_to(of_branch[..., None], (*shape, length))
-    return Judged(
-        score=score,
-        label=_flat(record.accept),
-        weight=np.ones_like(score),
-        source="clean",
-        answer=wide[0],
-        branch=wide[1],
-    )
 
 
 def _flat(values: Tensor) -> np.ndarray:

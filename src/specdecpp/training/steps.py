@@ -14,18 +14,12 @@ Shapes: N tokens of the answer, K draft tokens, R steps at some depth with posit
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from specdecpp.training.labels import Record
 from specdecpp.training.scores import LENGTH, Judged
-
-Fold = Literal["product", "minimum"]
-"""How a score adds up over a step: a product of probabilities, or, for a rule that looks at one token at a time and stops
-at the first bad one, the least."""
-_ADD = {"product": np.add, "minimum": np.minimum}  # scores are logarithms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +33,17 @@ class Steps:
     _whole: Bool[np.ndarray, "N K"]
     _broken: Bool[np.ndarray, "N P"]
 
-    def scores(self, judged: Judged, fold: Fold = "product") -> Float[np.ndarray, " R"]:
+    def scores(self, judged: Judged) -> Float[np.ndarray, " R"]:
         """The score of each step, from logarithms of the scores of its tokens."""
-        add, answer, branch = _ADD[fold], judged.answer, judged.branch
+        answer, branch = judged.answer, judged.branch
         assert answer is not None, "a record with branches has been judged on them"
         assert branch is not None, "a record with branches has been judged on them"
         place, length = self._place, self._place.shape[1]
-        accepted = add.accumulate(answer[place, np.arange(length)], axis=1)
-        neutral = np.full((len(place), 1), 0.0 if fold == "product" else np.inf)
-        before = np.concatenate([neutral, accepted[:, :-1]], axis=1)
-        discarded = add.accumulate(branch, axis=1)
+        accepted = answer[place, np.arange(length)].cumsum(axis=1)
+        before = np.concatenate([np.zeros((len(place), 1)), accepted[:, :-1]], axis=1)
+        discarded = branch.cumsum(axis=1)
         m, k = np.triu_indices(length)
-        rejected = add(before[:, m], discarded[place[:, m], k - m, m])
+        rejected = before[:, m] + discarded[place[:, m], k - m, m]
         return np.concatenate([accepted[self._whole], rejected[self._broken]])
 
 
