@@ -3,10 +3,9 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,19 +32,11 @@ LIVE_ROWS, LIVE_TOKENS = 64, 128
 """Prompts that are decoded to calibrate on steps, and the most tokens of an answer."""
 
 
-class RecipeStage(StrEnum):
-    """A part of a recipe."""
-
-    collect = "collect"
-    train = "train"
-    calibrate = "calibrate"
-    evaluate = "evaluate"
-
-
 def train(
     path: Annotated[Path, typer.Argument(metavar="RECIPE", help="The YAML file that says it all.")],
     only: Annotated[
-        RecipeStage | None, typer.Option(metavar="STAGE", help="Only this: collect, train, calibrate or evaluate.")
+        Literal["collect", "train", "calibrate", "evaluate"] | None,
+        typer.Option(metavar="STAGE", help="Only this: collect, train, calibrate or evaluate."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Instead of the recipe's out.")] = None,
     names: Annotated[
@@ -74,33 +65,33 @@ def train(
 
         recipe = Recipe.read(path)
         recipe = recipe if out is None else replace(recipe, out=out)
-        if temperature is not None and only is not RecipeStage.calibrate:
+        if temperature is not None and only != "calibrate":
             raise ValueError("--temperature is for --only calibrate. A recipe says at which temperature labels are made.")
         if only is None:
             pipeline.check(recipe)
-        if only in (None, RecipeStage.collect):
+        if only in (None, "collect"):
             end = collected(recipe, yes=yes, quiet=quiet, is_whole=only is None)
             if only and as_json:
                 print_json({"labels": str(recipe.labels), **asdict(end)})
             elif not as_json:
                 write(f"{recipe.labels}: {end.prompts_done:,} answers in {end.num_shards} shards ({_pace(end)})\n")
-        if only is RecipeStage.collect:
+        if only == "collect":
             return
         plans = pipeline.chosen(recipe, names, is_grid=is_grid)
-        if only in (None, RecipeStage.train):
+        if only in (None, "train"):
             with render.live("training", quiet=quiet) as say:
                 heads = pipeline.train_heads(recipe, plans, tell=lambda name, epoch: say(f"{name}: {_figures(asdict(epoch))}"))
         else:
             heads = pipeline.trained_heads(recipe, plans)
-        if only is RecipeStage.train:
+        if only == "train":
             tell_trained(recipe, plans, heads, as_json=as_json)
             return
         with render.waiting("calibrating", quiet=quiet or as_json):
             if temperature is not None:
                 heads = calibrated_on_steps(recipe, heads, temperature, quiet=quiet or as_json)
-            elif only in (None, RecipeStage.calibrate):
-                heads = pipeline.calibrate_heads(recipe, heads, again=only is RecipeStage.calibrate)
-        if only is RecipeStage.calibrate:
+            elif only in (None, "calibrate"):
+                heads = pipeline.calibrate_heads(recipe, heads, again=only == "calibrate")
+        if only == "calibrate":
             tell_calibrated(recipe, heads, is_greedy=temperature == 0, as_json=as_json)
             return
         with render.waiting("evaluating", quiet=quiet or as_json):

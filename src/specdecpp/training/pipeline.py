@@ -46,7 +46,7 @@ def check(recipe: Recipe) -> None:
 
 def check_splits(recipe: Recipe, found: Sequence[Split]) -> None:
     """Raise `DataError` unless there are prompts on every split that a whole run reads; `found` are the splits of all."""
-    uses: dict[Split, str] = {"train": "train on", "dev": "calibrate on"}
+    uses: dict[str, str] = {"train": "train on", "dev": "calibrate on"}
     if lacking := [split for split in uses if split not in found]:
         counts = ", ".join(f"{side} has {num}" for side, num in Counter(found).items()) or "there are no prompts at all"
         raise DataError(
