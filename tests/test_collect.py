@@ -325,7 +325,9 @@ def test_a_full_disk_keeps_what_is_finished(
             full.symlink_to("/dev/full")
 
     full = recipe.labels / f"shard-00002.parquet.{os.getpid()}-0000.part"
-    with pytest.raises(DataError, match=r"is full\. The 2 finished shards are safe: make room and run the same command again"):
+    with pytest.raises(
+        DataError, match=r"is full\)\. The 2 finished shards are safe: make room and run the same command again"
+    ):
         collect(recipe, pair, progress=progress)
     assert shards.done(recipe.labels) == [0, 1]
     assert not full.is_symlink()

@@ -74,7 +74,7 @@ def main() -> None:
     sources = {"target": args.pair / "target", "draft": args.pair / "draft", "head": args.head}
     for part, source in sources.items():
         shutil.rmtree(args.into / part, ignore_errors=True)
-        shutil.copytree(source, args.into / part, ignore=shutil.ignore_patterns("state.pt", "metrics.jsonl"))
+        shutil.copytree(source, args.into / part, ignore=shutil.ignore_patterns("state.pt"))
     for file in args.into.rglob("*"):
         file.chmod(0o755 if file.is_dir() else 0o644)
     training = json.loads((args.pair / "target.json").read_text())

@@ -15,8 +15,6 @@ EXAMPLES = (
     "specdecpp distil model.gguf --prompts texts.jsonl --minutes 60 --out draft",
     "specdecpp distil TARGET --prompts A --prompt gsm8k --tokens 500000 --out B",
 )
-INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C has ended."""
 LOG_S = 60.0
 """Seconds between lines on stderr, where that is no terminal: a run takes hours."""
 
@@ -90,7 +88,7 @@ def distil(
                     card = finishing.finish(plan, card, tell=tell)
             except KeyboardInterrupt:
                 print(f"interrupted. Finished work stays in {out}; run the same command again to go on.", file=sys.stderr)
-                raise typer.Exit(INTERRUPTED) from None
+                raise typer.Exit(130) from None
         if as_json:
             print_json(card)
         else:

@@ -109,18 +109,13 @@ def collect(
                 shards.write(folder, index, shards.encoded(_labelled(recipe, pair, index, answers), {**kept, "shard": index}))
                 tell(shards_done=now.shards_done + 1, prompts_done=now.prompts_done + len(groups[index]))
         except OSError as error:
-            raise _unwritten(folder, error, now.shards_done) from error
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "its disk is full" if is_full else error.strerror
+            raise DataError(
+                f"{folder} cannot be written into ({reason}). The {now.shards_done} finished shards are safe: "
+                f"{'make room' if is_full else 'mend that'} and run the same command again; it goes on where it stopped."
+            ) from error
         return now
-
-
-def _unwritten(folder: Path, error: OSError, num_done: int) -> DataError:
-    """The refusal of a disk, in words."""
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    problem = f"the disk that holds {folder} is full" if is_full else f"{folder} cannot be written into ({error.strerror})"
-    return DataError(
-        f"{problem}. The {num_done} finished shards are safe: {'make room' if is_full else 'mend that'} and run the same "
-        "command again; it goes on where it stopped."
-    )
 
 
 def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Sampled], dict[str, Any]]:

@@ -32,7 +32,7 @@ from specdecpp.training.recipe import HeadPlan
 from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_evidence, token_labels
 from specdecpp.training.shards import COLLECTION
 
-STATE, METRICS = "state.pt", "metrics.jsonl"
+STATE = "state.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def train(
     *,
     tell: Callable[[Epoch], None] = lambda epoch: None,
 ) -> AcceptanceHead:
-    """Train one head and save it in `folder`, with `metrics.jsonl`: a line for each epoch.
+    """Train one head and save it in `folder`; its card has the figures of each epoch.
 
     `about` is what `shards.about` says of the collection. A run that was killed goes on after its last finished epoch and
     ends with the same weights; one that is finished is read back. Raises `DataError` when there are no answers, when they
@@ -82,7 +82,6 @@ def train(
                 total, weight = total + loss * size, weight + size
             run.keep(_epoch(run.head, plan, epoch, total / weight, records, dev, perf_counter() - started))
             tell(run.epochs[-1])
-        run.write_lines()  # a run may have been killed between these and the state
         finished = run.head.with_card(notes={"train": run.origin, "epochs": [asdict(e) for e in run.epochs]})
         finished.save_pretrained(folder)
         return finished
@@ -139,27 +138,19 @@ class _Training:
         return float(loss.detach()), len(logit)
 
     def keep(self, line: Epoch) -> None:
-        """Write the state after an epoch, and the lines so far; each file is replaced whole.
-
-        Raises `DataError` where that cannot be done.
-        """
+        """Write the state after an epoch, whole or not at all. Raises `DataError` where that cannot be done."""
         self.epochs.append(line)
         state = {"origin": self.origin, "epochs": [asdict(e) for e in self.epochs]}
         state |= {name: part.state_dict() for name, part in self._parts.items()}
         try:
             with cache_dir.whole(self.folder / STATE) as part:
                 torch.save(state, part)
-            self.write_lines()
         except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
             reason = error.strerror if isinstance(error, OSError) else first_line(error)
             raise DataError(
                 f"{self.folder} cannot be written into ({reason}). The epochs before this one are safe: mend that and run the "
                 "same command again."
             ) from error
-
-    def write_lines(self) -> None:
-        """`metrics.jsonl`, as the epochs so far make it."""
-        cache_dir.write(self.folder / METRICS, "".join(json.dumps(asdict(e)) + "\n" for e in self.epochs))
 
 
 def _card(plan: HeadPlan, first: Record, about: Mapping[str, Any]) -> HeadCard:
