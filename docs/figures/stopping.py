@@ -1,7 +1,7 @@
 """The picture of docs/how-it-works.md: what the next draft token is worth, what it costs, and the speed that comes of it.
 
-Constant acceptance 0.8 and c = 0.22, the page's first example: a step of K draft tokens makes 1 + a + ... + a^K tokens in the time of
-1 + c K passes of the target. Run it with:
+Constant acceptance 0.8 and c = 0.22, the page's first example: a step of K draft tokens makes 1 + a + ... + a^K tokens in
+the time of 1 + c K passes of the target. Run it with:
 python docs/figures/stopping.py
 """
 

@@ -20,7 +20,7 @@ from specdecpp.bench.results import Machine, Results, Role, Row, head_about, pro
 from specdecpp.bench.rows import Entry, Tally, rows_of
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
-from specdecpp.loading.pair import REFERENCE, Pair, short_name
+from specdecpp.loading.pair import REFERENCE, short_name
 from specdecpp.policies import Fixed, Policy
 from specdecpp.policies.head import costs_for
 from specdecpp.policy_spec import label_of, spec_of
@@ -74,17 +74,6 @@ def heads_for(folder: Path | str, name: str | None) -> dict[str, AcceptanceHead]
     head = AcceptanceHead.from_pretrained(REFERENCE / "head")
     is_own = None not in of.values() and (head.card.target, head.card.draft) == (of.get("target"), of.get("draft"))
     return {"head": head} if is_own else {}
-
-
-def check_pair(folder: Path | str, pair: Pair) -> None:
-    """Raise `DataError` unless the labels are of this pair, whose costs were measured for them."""
-    of = shards.about(folder).get("pair", {})
-    for role, fingerprint in (("target", pair.target_fingerprint), ("draft", pair.draft_fingerprint)):
-        if None not in (of.get(role), fingerprint) and of[role] != fingerprint:
-            raise DataError(
-                f"the labels in {folder} are of another {role} than this pair's, so what its steps cost says nothing about "
-                "them. Name their pair with --target and --draft, or say the costs with --costs."
-            )
 
 
 def recorded(folder: Path | str, heads: Mapping[str, AcceptanceHead]) -> Recording:
@@ -211,8 +200,8 @@ def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
     )
 
 
-def results_of(stage: Stage, machine: Machine, *, labels: Path | str, pair: Pair | None = None) -> Results:
-    """The table on one machine, with where it comes from; `pair` is the one that was measured, if any."""
+def results_of(stage: Stage, machine: Machine, *, labels: Path | str) -> Results:
+    """The table on one machine, with where it comes from."""
     recording, about = stage.recording, shards.about(labels)
     names = {role: short_name(name) for role, name in about.get("names", {}).items()}
     source = {key: about.get(key) for key in ("digest", "sampling", "command")} | {"names": names}
@@ -221,7 +210,7 @@ def results_of(stage: Stage, machine: Machine, *, labels: Path | str, pair: Pair
     heads = {name: head_about(head) for name, head in recording.heads.items()}
     return Results(
         kind="replay",
-        provenance=provenance_of(pair, seed=stage.seed, labels=source, data=counts, heads=heads),
+        provenance=provenance_of(seed=stage.seed, labels=source, data=counts, heads=heads),
         costs=machine.to_dict(),
         rows=stage.rows(machine),
         reliability={} if head is None else calibration_of(recording, head),
