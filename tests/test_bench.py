@@ -499,9 +499,8 @@ def row(role: str, *, speed: float, **more: Any) -> Row:
 
 def test_a_slow_pair_is_told_where_it_loses():
     """Catches a loss that is told as a win."""
-    assert sentences.said([row("target", speed=1.0), row("fixed", speed=0.8, label="fixed K = 2")]) == [
-        "toy, T = 1: no rule is faster than the target alone; fixed K = 2 comes closest with 0.80 times [0.72, 0.88] the "
-        "target alone.",
+    assert [*sentences.said([row("target", speed=1.0), row("fixed", speed=0.8, label="fixed K = 2")])] == [
+        "No rule is faster than the target alone; fixed K = 2 comes closest with 0.80 times [0.72, 0.88] the target alone.",
     ]
 
 
@@ -511,10 +510,9 @@ def test_a_win_is_told_with_its_interval_and_its_doubt():
     fixed = row("fixed", speed=1.2, gain_over_best_fixed=0.0)
     ours = row("cost_aware", speed=1.26, label="cost-aware", gain_over_best_fixed=0.05, gain_interval=(-0.01, 0.11))
     block = replace(ours, verification="block", speedup=1.5, gain_over_best_fixed=0.25, gain_interval=(0.2, 0.3))
-    assert sentences.said([target, fixed, ours, block]) == [
-        "toy, T = 1: cost-aware (block) is fastest, 1.50 times [1.13, 1.39] the target alone, +25.0 % [+20.0, +30.0] on the "
-        "best fixed K.",
-        "toy, T = 1: cost-aware reaches 1.26 times [1.13, 1.39], +5.0 % [-1.0, +11.0] on the best fixed K: too close to call.",
+    assert [*sentences.said([target, fixed, ours, block])] == [
+        "cost-aware (block) is fastest, 1.50 times [1.13, 1.39] the target alone, +25.0 % [+20.0, +30.0] on the best fixed K.",
+        "cost-aware reaches 1.26 times [1.13, 1.39], +5.0 % [-1.0, +11.0] on the best fixed K: too close to call.",
     ]
 
 
@@ -652,21 +650,13 @@ def test_what_is_coming_is_told_beforehand(spoken: tuple[Result, Path]):
     assert first.startswith(f"at most {2 * num_rows} answers, ")
 
 
-def test_tables_and_times_are_80_columns_wide(names: list[str]):
-    """Catches a bench that shows no table, no time split, or lines that a terminal breaks."""
+def test_tables_are_80_columns_wide(names: list[str]):
+    """Catches a bench that shows no table, or lines that a terminal breaks."""
     rules = ["--policy", "fixed:1", "--policy", "cumulative:0.3"]
     result = call("bench", *names, *SHORT, *rules, "--temperature", "1")
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
-    for words in (
-        "target alone",
-        "fixed K = 1",
-        "cumulative 0.3",
-        "ms",
-        "draft",
-        "verify",
-        "block verification",
-    ):
+    for words in ("target alone", "fixed K = 1", "cumulative 0.3", "block verification"):
         assert words in result.stdout
 
 

@@ -160,7 +160,7 @@ def race(contest: "Contest", *, verify: bool = False, out: Path | None = None, a
     target was not kept, 130 for an interrupt."""
     from specdecpp.bench import lossless
     from specdecpp.bench.contest import results_of
-    from specdecpp.report import render, tables
+    from specdecpp.report import render
 
     most = f"at most {contest.num_answers:,} answers, {clock(contest.most_s)} if all are long and drafting gains nothing"
     try:
@@ -173,9 +173,6 @@ def race(contest: "Contest", *, verify: bool = False, out: Path | None = None, a
     findings = lossless.verify(contest, heats) if verify else []
     done = results_of(contest, heats, notes=lossless.sentences(findings))
     tell(done, out=out, as_json=as_json)
-    if not as_json:
-        console = render.console()
-        console.print(tables.times(done.rows), width=render.width_of(console))
     if not lossless.is_kept(findings):
         print("error: the distribution of the target was not kept; the notes say where.", file=sys.stderr)
         return 1

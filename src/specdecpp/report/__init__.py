@@ -3,7 +3,7 @@
 | file | what is in it |
 |---|---|
 | boards.py | rows that belong together |
-| tables.py | the rows for a terminal and in markdown; where the time goes |
+| tables.py | the rows for a terminal, and the columns of the page |
 | sentences.py, advice.py | the rows of a comparison, and the result of a check, in words |
 | theme.py | colours and typeface of pages and pictures |
 | pictures.py | the pictures of a board |

@@ -68,7 +68,7 @@ def styled() -> Iterator[None]:
     except ImportError as error:
         raise MissingExtraError(
             "pictures are drawn by matplotlib, which is not installed. Install it with: pip install 'specdecpp[plots]' "
-            "(tables in the terminal and --markdown need nothing)."
+            "(tables in the terminal need nothing)."
         ) from error
 
     with mpl.rc_context(STYLE):

@@ -5,33 +5,20 @@ from collections.abc import Iterator, Sequence
 from specdecpp.bench.results import Interval, Row
 
 
-def said(rows: Sequence[Row]) -> list[str]:
-    """Sentences for every data set and temperature: the fastest rule, and the rule without a threshold."""
-    return [sentence for group in arenas(rows) for sentence in _about(group)]
-
-
-def arenas(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each data set and temperature, in the order of the first of each."""
-    groups: dict[tuple[str, float], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.dataset, row.temperature), []).append(row)
-    return list(groups.values())
-
-
-def _about(rows: Sequence[Row]) -> Iterator[str]:
-    where = f"{rows[0].dataset}, T = {rows[0].temperature:g}"
+def said(rows: Sequence[Row]) -> Iterator[str]:
+    """Sentences about the rows of one data set and temperature: the fastest rule, and the rule without a threshold."""
     drafting = [row for row in rows if row.chosen and row.role != "target"]
     if not drafting:
         return
     best = max(drafting, key=lambda row: row.speedup)
     speed = f"{times(best.speedup, best.speedup_interval)} the target alone"
     if round(best.speedup, 2) <= 1:
-        yield f"{where}: no rule is faster than the target alone; {name_of(best)} comes closest with {speed}."
+        yield f"No rule is faster than the target alone; {name_of(best)} comes closest with {speed}."
     else:
-        yield f"{where}: {name_of(best)} is fastest, {speed}{_gain(best)}."
+        yield f"{name_of(best)} is fastest, {speed}{_gain(best)}."
     for row in drafting:
         if row.role == "cost_aware" and row is not best:
-            yield f"{where}: {name_of(row)} reaches {times(row.speedup, row.speedup_interval)}{_gain(row)}."
+            yield f"{name_of(row)} reaches {times(row.speedup, row.speedup_interval)}{_gain(row)}."
 
 
 def name_of(row: Row) -> str:
