@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 import specdecpp
 from specdecpp import cli
 from specdecpp.bench.results import Results
-from specdecpp.cli import common, demo
+from specdecpp.cli import demo
+from specdecpp.cli.common import DType, PairNames
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import load_pair
@@ -77,14 +78,19 @@ def test_the_contestants_are_the_ones_promised(folder: Path):
     assert slow == tuple(Fixed(k=k) for k in (1, 2, 3))
 
 
+def usual(**names: str) -> str | None:
+    none = dict.fromkeys(("target", "draft", "head", "device", "backend"))
+    return PairNames(**none | names, dtype=DType.auto, copies=False).usual
+
+
 def test_the_usual_pair_is_the_real_one_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch, names: list[str]):
     """Catches a demo of the reference pair beside an installed SmolLM2, and one that needs it."""
-    assert common.usual(None, None, None) == "reference"
+    assert usual() == "reference"
     assert "SmolLM2 is not installed" in call("--num", "1", "--cycles", "1").stderr
     monkeypatch.setattr(shipped, "_packaged", lambda: Path("SmolLM2.gguf"))
-    assert common.usual(None, None, None) == "smollm2"
-    assert common.usual(None, None, "head") == "reference"
-    assert common.usual("target", "draft", None) == "target"
+    assert usual() == "smollm2"
+    assert usual(head="head") == "reference"
+    assert usual(target="target", draft="draft") == "target"
 
 
 def test_a_terminal_without_colour_still_tells_origins_apart(names: list[str]):
