@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from specdecpp.cli.common import DType, PairNames
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import load_pair
-from specdecpp.policies import CostAware, Fixed, SpecDecPP
+from specdecpp.policies import CostAware, SpecDecPP
 from specdecpp.report import render
 from specdecpp.testing import save_tiny_pair
 
@@ -30,8 +31,10 @@ ATTRIBUTE = re.compile(r"\x1b\[(?:\d+;)*[1-4][;m]")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_tokens() -> None:
-    demo.USUAL["max_tokens"] = 12
+def few_tokens() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "MAX_TOKENS", 12)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +74,9 @@ def test_the_contestants_are_the_ones_promised(folder: Path):
     """Catches a threshold of the head's card that is not used, and a demo that fails without a head or lacks the default."""
     head = load_pair(folder / "target", draft=folder / "draft", head=folder / "head").head
     assert head is not None
-    with_head, without = ([rule.settings for rule in demo.field(of, thin=1)] for of in (head, None))
+    with_head, without = ([rule.settings for rule in demo.field(of)] for of in (head, None))
     assert with_head[2:] == [(SpecDecPP.tuned(head),), (CostAware(),)]
     assert without == [*with_head[:2], (CostAware(),)]
-    slow = next(iter(demo.field(None, thin=3))).settings
-    assert slow == tuple(Fixed(k=k) for k in (1, 2, 3))
 
 
 def usual(**names: str) -> str | None:
