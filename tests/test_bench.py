@@ -29,7 +29,7 @@ from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policy_spec import KINDS, parse_policy
-from specdecpp.report import sentences
+from specdecpp.report import tables
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
 
 Made = tuple[Contest, list[Heat], Results]
@@ -414,7 +414,7 @@ def test_a_file_that_is_no_result_is_refused(made: Made, tmp_path: Path):
     for text, words in (
         ("{", "not readable JSON"),
         ("[1]", "is no file of bench"),
-        ('{"kind": "bench"}', "it lacks 'rows'"),
+        ('{"kind": "bench"}', "provenance: Field required"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=words):
@@ -433,11 +433,11 @@ def test_a_file_that_is_no_result_is_refused(made: Made, tmp_path: Path):
     ("change", "words"),
     [
         ({"costs": {}}, "passes"),
-        ({"costs": None}, "an object with draft_s and passes"),
+        ({"costs": None}, "costs: Input should be a valid"),
         ({"costs": {"draft_s": 0.1, "passes": {"one": 1.0}}}, "one"),
         ({"costs": {"draft_s": 0.1, "passes": {"1": 1.0}}}, "lack their name, or c"),
-        ({"rows": None}, "NoneType"),
-        ({"role": "referee"}, "no role 'referee', only target, fixed"),
+        ({"rows": None}, "rows: Input should be a valid tuple"),
+        ({"role": "referee"}, "role: Input should be 'target', 'fixed'"),
     ],
 )
 def test_a_damaged_file_is_refused(change: dict[str, Any], words: str, made: Made, tmp_path: Path):
@@ -499,7 +499,7 @@ def row(role: str, *, speed: float, **more: Any) -> Row:
 
 def test_a_slow_pair_is_told_where_it_loses():
     """Catches a loss that is told as a win."""
-    assert [*sentences.said([row("target", speed=1.0), row("fixed", speed=0.8, label="fixed K = 2")])] == [
+    assert [*tables.said([row("target", speed=1.0), row("fixed", speed=0.8, label="fixed K = 2")])] == [
         "No rule is faster than the target alone; fixed K = 2 comes closest with 0.80 times [0.72, 0.88] the target alone.",
     ]
 
@@ -510,7 +510,7 @@ def test_a_win_is_told_with_its_interval_and_its_doubt():
     fixed = row("fixed", speed=1.2, gain_over_best_fixed=0.0)
     ours = row("cost_aware", speed=1.26, label="cost-aware", gain_over_best_fixed=0.05, gain_interval=(-0.01, 0.11))
     block = replace(ours, verification="block", speedup=1.5, gain_over_best_fixed=0.25, gain_interval=(0.2, 0.3))
-    assert [*sentences.said([target, fixed, ours, block])] == [
+    assert [*tables.said([target, fixed, ours, block])] == [
         "cost-aware (block) is fastest, 1.50 times [1.13, 1.39] the target alone, +25.0 % [+20.0, +30.0] on the best fixed K.",
         "cost-aware reaches 1.26 times [1.13, 1.39], +5.0 % [-1.0, +11.0] on the best fixed K: too close to call.",
     ]

@@ -28,7 +28,7 @@ from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy
 from specdecpp.policies.head import heads
-from specdecpp.policy_spec import label_of, spec_of
+from specdecpp.policy_spec import label_of
 from specdecpp.replay.intervals import of_few, resampled
 from specdecpp.sampling import Sampling
 
@@ -96,10 +96,6 @@ class Option:
     @property
     def label(self) -> str:
         return label_of(self.policy)
-
-    @property
-    def spec(self) -> str:
-        return spec_of(self.policy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +178,7 @@ class Check:
         """The default rule, by the clock; None before it had its turn on enough prompts."""
         if (self.seen.default[:, 0] > 0).sum() < min(MIN_PROMPTS, self.num_prompts):
             return None
-        return self._option(self.default, default_pace)
+        return self._option(self.default, lambda sums: ratio(sums.default[..., 2], sums.default[..., 0]))
 
     @cached_property
     def best(self) -> Option:
@@ -277,11 +273,6 @@ def tokens_of(sums: Sums, k: int) -> Figure:
         survival = survival * acceptance
         tokens = tokens + survival
     return tokens
-
-
-def default_pace(sums: Sums) -> Figure:
-    """Time of a token under the default rule."""
-    return ratio(sums.default[..., 2], sums.default[..., 0])
 
 
 def ratio(top: Figure, bottom: Figure) -> Figure:

@@ -212,7 +212,7 @@ class Contest:
         }
         answers: dict[Contestant, Answers] = {c: [[] for _ in self.dev] for of in settings.values() for c in of if len(of) > 1}
         self._time(answers, self.dev, temperature, num_cycles=1, tick=tick)
-        speed = {contestant: tally_of(of).tokens_per_second for contestant, of in answers.items()}
+        speed = {contestant: Tally.of(of).tokens_per_second for contestant, of in answers.items()}
         return [max(of, key=lambda contestant: speed.get(contestant, 0.0)) for of in settings.values()]
 
     def _time(
@@ -242,10 +242,6 @@ class Contest:
             costs=costs_for(contestant.policy, self.costs),
             reuses=False,  # every contestant reads the prompt
         )
-
-
-def tally_of(answers: Answers) -> Tally:
-    return Tally.of([[output.metrics for output in of] for of in answers])
 
 
 def results_of(contest: Contest, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
@@ -278,7 +274,7 @@ def _entries(contest: Contest, heats: Sequence[Heat]) -> Iterator[Entry]:
                         policy=spec_of(contestant.policy),
                         label=label_of(contestant.policy),
                         chosen=True,
-                        tally=tally_of(own),
+                        tally=Tally.of(own),
                     )
             start = end
 

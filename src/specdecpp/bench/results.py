@@ -11,10 +11,12 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from specdecpp import cache_dir
 from specdecpp.costs import Costs
@@ -103,15 +105,6 @@ class Row:
     num_prompts: int
     num_tokens: int
 
-    @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> "Row":
-        """The inverse of `asdict`; other keys are passed over. Raises ValueError or TypeError."""
-        if content["role"] not in get_args(Role):
-            raise ValueError(f"there is no role {content['role']!r}, only {', '.join(get_args(Role))}")
-        known: dict[str, Any] = {f.name: content[f.name] for f in fields(cls) if f.name in content}
-        pairs: dict[str, Any] = {name: known.get(name) and tuple(known[name]) for name in ("speedup_interval", "gain_interval")}
-        return cls(**known | pairs)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
@@ -135,14 +128,17 @@ class Results:
     def from_dict(cls, content: Any, *, name: str = "the results") -> "Results":
         """The inverse of `to_dict`. Raises `DataError` for anything else."""
         try:
-            rows, costs = tuple(map(Row.parse, content["rows"])), content["costs"]
-            Costs.parse(costs)
-            if not (isinstance(costs.get("c"), int | float) and isinstance(costs.get("name"), str)):
+            found = TypeAdapter(cls).validate_python(content)
+            Costs.parse(found.costs)
+            if not (isinstance(found.costs.get("c"), int | float) and isinstance(found.costs.get("name"), str)):
                 raise ValueError("its costs lack their name, or c")
-            return cls(**content | {"rows": rows, "notes": tuple(content.get("notes", ()))})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+            return found
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise DataError(f"{name} is no file of bench, or damaged ({reason}). Make it again with bench.") from error
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{name} is no file of bench, or damaged ({error}). Make it again with bench.") from error
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""

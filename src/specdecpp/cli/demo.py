@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdecpp.cli.bench import race
-from specdecpp.cli.common import (
-    Json,
-    PairNames,
-    with_pair,
-)
+from specdecpp.cli.common import Json, PairNames, with_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,10 +1,10 @@
 """Results as tables: for a terminal of 80 columns, and the columns of the page (`page`).
 
-The terminal shows the chosen setting of every rule, oracles, and what follows in words. The page has every row, with
-intervals; where a rule loses, its row stays.
+The terminal shows the chosen setting of every rule, oracles, and what follows in words, where a loss is stated as plainly
+as a win. The page has every row, with intervals.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdecpp.bench.results import Interval, Results, Row
-from specdecpp.report import render, sentences
+from specdecpp.report import render
 from specdecpp.report.boards import Board
 from specdecpp.report.theme import TIMES
 
@@ -75,7 +75,42 @@ SHORT: tuple[Column, ...] = (
 
 def told(board: Board) -> list[str]:
     """Sentences about the rows."""
-    return list(sentences.said(board.rows)) if board.target else []
+    return list(said(board.rows)) if board.target else []
+
+
+def said(rows: Sequence[Row]) -> Iterator[str]:
+    """Sentences about the rows of one data set and temperature: the fastest rule, and the rule without a threshold."""
+    drafting = [row for row in rows if row.chosen and row.role != "target"]
+    if not drafting:
+        return
+    best = max(drafting, key=lambda row: row.speedup)
+    speed = f"{times(best.speedup, best.speedup_interval)} the target alone"
+    if round(best.speedup, 2) <= 1:
+        yield f"No rule is faster than the target alone; {name_of(best)} comes closest with {speed}."
+    else:
+        yield f"{name_of(best)} is fastest, {speed}{_gain(best)}."
+    for row in drafting:
+        if row.role == "cost_aware" and row is not best:
+            yield f"{name_of(row)} reaches {times(row.speedup, row.speedup_interval)}{_gain(row)}."
+
+
+def name_of(row: Row) -> str:
+    """The label, and the verification where it is not the usual one."""
+    return row.label if row.verification in ("token", "greedy") else f"{row.label} ({row.verification})"
+
+
+def times(value: float, interval: Interval | None) -> str:
+    """Text such as "1.25 times [1.20, 1.31]"."""
+    return f"{value:.2f} times" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
+
+
+def _gain(row: Row) -> str:
+    gain, interval = row.gain_over_best_fixed, row.gain_interval
+    if gain is None or (interval is None and gain == 0):
+        return ""
+    spread = "" if interval is None else f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"
+    doubt = ": too close to call" if interval is not None and interval[0] < 0 < interval[1] else ""
+    return f", {100 * gain:+.1f} %{spread} on the best fixed K{doubt}"
 
 
 def sections(board: Board, *, is_whole: bool) -> list[tuple[str, list[Row]]]:
