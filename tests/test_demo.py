@@ -1,11 +1,7 @@
 """The demo: a live answer, and a bench with a fixed plan."""
 
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import specdecpp
 from specdecpp import cli
 from specdecpp.bench.results import Results
 from specdecpp.cli import demo
@@ -22,12 +17,9 @@ from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import load_pair
 from specdecpp.policies import CostAware, SpecDecPP
-from specdecpp.report import render
 from specdecpp.testing import save_tiny_pair
 
 SHORT = ["--num", "2", "--cycles", "1"]
-COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
-ATTRIBUTE = re.compile(r"\x1b\[(?:\d+;)*[1-4][;m]")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,35 +84,3 @@ def test_the_usual_pair_is_the_real_one_where_it_can_be_had(monkeypatch: pytest.
     assert usual() == "smollm2"
     assert usual(head="head") == "reference"
     assert usual(target="target", draft="draft") == "target"
-
-
-def test_a_terminal_without_colour_still_tells_origins_apart(names: list[str]):
-    """Catches colour under NO_COLOR, attributes that are lost with it, and a legend that does not reach the reader."""
-    text = on_a_terminal(*names, "--num", "1", "--cycles", "1", NO_COLOR="1")
-    assert not COLOUR.search(text)
-    assert len(ATTRIBUTE.findall(text)) > 6  # more than the legend
-    assert all(name in text for name in render.ORIGINS)
-    assert "cost-aware" in text
-
-
-def on_a_terminal(*arguments: str, **env: str) -> str:
-    """What the demo writes to a terminal of 80 columns."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    source = str(Path(specdecpp.__file__).parents[1])
-    kept |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": source, "TERM": "xterm-256color", "COLUMNS": "80", **env}
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "specdecpp", "demo", *arguments]
-    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=kept) as process:
-        os.close(slave)
-        written = b""
-        while True:
-            try:
-                chunk = os.read(master, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not chunk:
-                break
-            written += chunk
-    os.close(master)
-    assert process.returncode == 0, written.decode()
-    return written.decode()

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from distributions import unchecked
 from records import Process, knowing_head, records, save
@@ -14,7 +13,7 @@ from typer.testing import CliRunner, Result
 from specdecpp import cli
 from specdecpp.bench import replays
 from specdecpp.bench.contestants import Contender, default_field, fixed_rule
-from specdecpp.bench.replays import Stage, calibration_of, recorded
+from specdecpp.bench.replays import Stage, recorded
 from specdecpp.bench.results import Machine, Results, Row
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
@@ -173,15 +172,6 @@ def test_the_time_of_a_head_counts_where_it_is_known(stage: Stage):
             assert before == after
 
 
-def test_calibration_is_that_of_the_positions(stage: Stage):
-    """Catches a diagram of raw scores, and weights that forget how often a draft token is accepted."""
-    own = stage.recording.heads["knowing"]
-    bins = calibration_of(stage.recording, own)["easy"]
-    gap = np.abs(np.array(bins["confidence"]) - np.array(bins["frequency"]))
-    assert float((gap * np.array(bins["weight"])).sum()) < 0.08, "the head knows; the rest is chance of 180 tokens"
-    assert sum(bins["weight"]) == pytest.approx(1, abs=1e-3)
-
-
 def test_steps_end_where_the_branches_do(labels: Path):
     """Catches a K of 15 that is replayed as one of 10 and shown as 15, and a bound that nobody is told of."""
     rules = [
@@ -278,7 +268,6 @@ def test_the_table_at_given_costs(labels: Path, head: Path, tmp_path: Path):
     assert Results.read(out).to_dict() == said
     assert (said["costs"]["name"], said["costs"]["c"]) == ("c = 0.05", 0.05)
     assert {r["role"] for r in said["rows"]} == {"target", "fixed", "free", "cost_aware", "oracle"}
-    assert set(said["reliability"]) == {"easy", "hard"}
     assert said["provenance"]["labels"]["names"] == {"target": "far/target", "draft": "draft"}
     assert str(tmp_path) not in json.dumps(said)
     again = call(str(labels), "--costs", str(out), "--policy", "heuristic")

@@ -12,8 +12,6 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import numpy as np
-
 from specdecpp.bench.contest import head_notes, head_of
 from specdecpp.bench.contestants import ALONE, Contender
 from specdecpp.bench.results import Machine, Results, Role, Row, head_about, provenance_of
@@ -29,7 +27,6 @@ from specdecpp.replay.replayed import Replayed
 from specdecpp.replay.trace import Trace
 from specdecpp.training import shards
 from specdecpp.training.evaluate import labels_for
-from specdecpp.training.measures import reliability
 from specdecpp.training.traces import Terms, trace
 
 Oracle = Callable[..., Replayed]
@@ -206,29 +203,11 @@ def results_of(stage: Stage, machine: Machine, *, labels: Path | str) -> Results
     names = {role: short_name(name) for role, name in about.get("names", {}).items()}
     source = {key: about.get(key) for key in ("digest", "sampling", "command")} | {"names": names}
     counts = {"num_dev": len(recording.dev), "num_test": len(recording.test), "repeats": stage.repeats}
-    head = next(iter(recording.heads.values()), None)
     heads = {name: head_about(head) for name, head in recording.heads.items()}
     return Results(
         kind="replay",
         provenance=provenance_of(seed=stage.seed, labels=source, data=counts, heads=heads),
         costs=machine.to_dict(),
         rows=stage.rows(machine),
-        reliability={} if head is None else calibration_of(recording, head),
         notes=tuple(stage.notes),
     )
-
-
-def calibration_of(recording: Recording, head: AcceptanceHead) -> dict[str, dict[str, list[float]]]:
-    """How often draft tokens are accepted that the head gives some probability, by data set: for a reliability diagram.
-
-    Every position counts as its two outcomes: the answer's token with weight b_i, the rejected one with the rest.
-    """
-    found = {}
-    for dataset in recording.datasets:
-        traces = [t for t in recording.test if t.source == dataset]
-        p = np.concatenate([t.opinions[head, True].accept[:, :2, 0].T.ravel() for t in traces]).astype(float)
-        label = np.concatenate([np.repeat([1.0, 0.0], len(t)) for t in traces])
-        weight = np.concatenate([np.concatenate([t.odds, (1 - t.odds) * (t.branch_length > 0)]) for t in traces])
-        bins = reliability(p, label, weight.astype(float)).to_lists()
-        found[dataset] = {"confidence": bins["probability"], "frequency": bins["label"], "weight": bins["share"]}
-    return found

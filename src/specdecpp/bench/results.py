@@ -11,7 +11,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -114,15 +114,13 @@ class Results:
     provenance: Mapping[str, Any]
     costs: Mapping[str, Any]
     rows: tuple[Row, ...]
-    reliability: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_partial: bool = False
     """Tell whether the run was interrupted; the notes then say how far it came."""
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
-        empty = [name for name in ("reliability", "is_partial") if not getattr(self, name)]
-        return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name not in empty}))
+        return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_dict(cls, content: Any, *, name: str = "the results") -> "Results":
