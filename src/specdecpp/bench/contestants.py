@@ -47,7 +47,11 @@ def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
     """Fixed K of 1 to 20, every free rule, two rules made of others, what each head makes possible (`head_rules`), and without
     a calibrated head the rule that then is the decoder's default, cost-aware by q. A quick field has half the settings."""
     rules = [fixed_rule(quick=quick)]
-    for policy in free_rules():
+    for kind, _, _ in KINDS.values():
+        needs = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
+        if needs or takes_head(kind) or issubclass(kind, Fixed):
+            continue
+        policy = kind()
         thresholds = _thin(CUMULATIVE, quick) if isinstance(policy, CumulativeConfidence) else ()
         settings = tuple(replace(policy, threshold=t) for t in thresholds) or (policy,)
         rules.append(Contender(role="free", settings=settings))
@@ -76,14 +80,6 @@ def _thin(values: tuple[float, ...], quick: bool) -> tuple[float, ...]:
 def fixed_rule(*, quick: bool = False) -> Contender:
     """Every fixed K of 1 to 20; a quick one has nine of them."""
     return Contender(role="fixed", settings=tuple(Fixed(k=k) for k in (COARSE if quick else FIXED)))
-
-
-def free_rules() -> Iterator[Policy]:
-    """Every rule that has a name, needs no head, and can be used as it comes."""
-    for kind, _, _ in KINDS.values():
-        needs = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
-        if not (needs or takes_head(kind) or issubclass(kind, Fixed)):
-            yield kind()
 
 
 def named_field(

@@ -101,7 +101,10 @@ class Stage:
 
     def __init__(self, recording: Recording, rules: Sequence[Contender], *, seed: int = 0, repeats: int = 1):
         self.recording, self.asked, self.seed, self.repeats = recording, rules, seed, repeats
-        self.rules = [bounded for rule in rules if (bounded := within(rule, recording.longest)).settings]
+        self.rules = []
+        for rule in rules:  # without fixed lengths beyond what is recorded; other rules are cut short there
+            settings = tuple(p for p in rule.settings if not (isinstance(p, Fixed) and p.k > recording.longest))
+            self.rules += [replace(rule, settings=settings)] if settings else []
         self._sides: dict[str | None, list[Trace]] = {None: [*recording.dev]}
         self._sides |= {dataset: [t for t in recording.test if t.source == dataset] for dataset in recording.datasets}
         self._played: dict[tuple[str | None, Policy], Replayed] = {}
@@ -174,11 +177,6 @@ class Stage:
             chosen=chosen,
             tally=tally,
         )
-
-
-def within(rule: Contender, longest: int) -> Contender:
-    """The rule without fixed lengths beyond what is recorded. Other rules are cut short there."""
-    return replace(rule, settings=tuple(p for p in rule.settings if not (isinstance(p, Fixed) and p.k > longest)))
 
 
 def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
