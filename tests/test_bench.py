@@ -16,7 +16,7 @@ from specdecpp import cli
 from specdecpp import verify as verification
 from specdecpp.backends import LeanModel
 from specdecpp.bench import contest, lossless, questions
-from specdecpp.bench.contest import BenchPlan, Contest, Contestant, Heat, conditions, in_turn, results_of
+from specdecpp.bench.contest import BenchPlan, Contest, Heat, conditions, in_turn, results_of
 from specdecpp.bench.contestants import Contender, default_field, fixed_rule, named_field
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, command
@@ -412,7 +412,7 @@ def test_a_file_that_is_no_result_is_refused(made: Made, tmp_path: Path):
     """Catches a traceback for a missing file, for other JSON, and for a row that lacks a key or has one too many."""
     path = tmp_path / "x.json"
     for text, words in (
-        ("{", "not readable JSON"),
+        ("{", "damaged .Invalid JSON"),
         ("[1]", "is no file of bench"),
         ('{"kind": "bench"}', "provenance: Field required"),
     ):
@@ -423,20 +423,22 @@ def test_a_file_that_is_no_result_is_refused(made: Made, tmp_path: Path):
         Results.read(tmp_path / "missing.json")
     content = made[2].to_dict()
     rows = [{key: value for key, value in content["rows"][0].items() if key != "speedup"}]
-    with pytest.raises(DataError, match=r"x is no file of bench.*speedup"):
-        Results.from_dict(content | {"rows": rows}, name="x")
+    path.write_text(json.dumps(content | {"rows": rows}))
+    with pytest.raises(DataError, match=r"x.json is no file of bench.*speedup"):
+        Results.read(path)
     older = [row | {"drafted_histogram": {}} for row in content["rows"]]
-    assert Results.from_dict(content | {"rows": older}).rows == made[2].rows
+    path.write_text(json.dumps(content | {"rows": older, "reliability": {}}))
+    assert Results.read(path).rows == made[2].rows
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"costs": {}}, "passes"),
-        ({"costs": None}, "costs: Input should be a valid"),
+        ({"costs": None}, "costs: Input should be an object"),
         ({"costs": {"draft_s": 0.1, "passes": {"one": 1.0}}}, "one"),
         ({"costs": {"draft_s": 0.1, "passes": {"1": 1.0}}}, "lack their name, or c"),
-        ({"rows": None}, "rows: Input should be a valid tuple"),
+        ({"rows": None}, "rows: Input should be a valid array"),
         ({"role": "referee"}, "role: Input should be 'target', 'fixed'"),
     ],
 )
@@ -709,12 +711,15 @@ def test_an_interrupt_before_a_whole_turn_shows_nothing(names: list[str], tmp_pa
     assert not out.exists()
 
 
-def test_a_turn_that_not_all_have_finished_counts_for_none():
-    """Catches rules that are compared on other prompts: the second has not answered the third prompt yet."""
-    rule = Contender(role="fixed", settings=(Fixed(k=1),))
-    first, second = (Contestant(rule=rule, policy=Fixed(k=k), verification="token") for k in (1, 2))
-    one = Output(text="", tokens=(1, 2, 3), finish_reason="length", steps=(), metrics=Metrics())
-    heat = Heat(temperature=1.0, answers={first: [[one, one], [one], [one]], second: [[one], [one], []]})
-    whole = heat.whole_turns()
-    assert whole.answers == {first: [[one], [one], []], second: [[one], [one], []]}
-    assert (heat.num_turns, whole.num_turns) == (2, 2)
+def test_a_turn_that_not_all_have_finished_counts_for_none(pair: Pair, recorder: type[Recorder]):
+    """Catches rules that are compared on other prompts: the second does not come to answer the third prompt."""
+    num_answered = 0
+
+    def tick(label: str) -> None:
+        nonlocal num_answered
+        num_answered += 1
+        if num_answered == 5:
+            raise KeyboardInterrupt
+
+    [heat] = race(pair, [Contender(role="fixed", settings=(Fixed(k=1),))]).run(tick)
+    assert [[len(of) for of in answers] for answers in heat.answers.values()] == [[1, 1, 0, 0, 0, 0]] * 2

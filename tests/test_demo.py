@@ -1,6 +1,5 @@
 """The demo: a live answer, and a bench with a fixed plan."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,11 +48,12 @@ def call(*arguments: str) -> Result:
     return result
 
 
-def test_the_result_is_that_of_a_bench_and_the_text_goes_to_stderr_under_json(names: list[str]):
+def test_the_result_is_that_of_a_bench_and_the_text_goes_to_stderr_under_json(names: list[str], tmp_path: Path):
     """Catches a demo with figures of its own, a plan that does not arrive, and text that gets into the JSON."""
     spoken = call(*names, *SHORT, "--json")
     assert spoken.stdout.count("\n") == 1
-    found = Results.from_dict(json.loads(spoken.stdout))
+    (tmp_path / "r.json").write_text(spoken.stdout)
+    found = Results.read(tmp_path / "r.json")
     assert [row.role for row in found.rows] == ["target", "fixed", "free", "specdecpp", "cost_aware"]
     assert {(row.temperature, row.verification, row.num_prompts) for row in found.rows} == {(1.0, "token", 2)}
     plan = found.provenance["plan"]

@@ -331,7 +331,7 @@ def test_without_matplotlib_pictures_are_refused(written: Path, monkeypatch: pyt
     ("arguments", "code", "words"),
     [
         (["{f}/nowhere.json"], 1, "the results {f}/nowhere.json cannot be read"),
-        (["{f}/text.json"], 1, "{f}/text.json is not readable JSON"),
+        (["{f}/text.json"], 1, "{f}/text.json is no file of bench, or damaged (Invalid JSON"),
         (["{f}/other.json"], 1, "{f}/other.json is no file of bench, or damaged (kind: Field required"),
         (["{f}/empty.json"], 1, "the results have no row"),
         (["{f}/a.json", "--dataset", "mbpp"], 2, "there is no data set 'mbpp' in the results, only gsm8k"),

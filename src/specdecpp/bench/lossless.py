@@ -64,7 +64,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
 
 def verify(contest: Contest, heats: Sequence[Heat]) -> list[Finding]:
     """Test every answer of a contest."""
-    num_sampled = sum(len(heat.answers) for heat in heats if heat.temperature > 0)
+    num_sampled = sum(len(heat.contestants) for heat in heats if heat.temperature > 0)
     findings = []
     for heat in heats:
         alone = next(answers for contestant, answers in heat.answers.items() if contestant.rule is ALONE)

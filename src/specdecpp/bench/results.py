@@ -122,22 +122,6 @@ class Results:
         """The content of the file."""
         return json.loads(json.dumps(asdict(self)))
 
-    @classmethod
-    def from_dict(cls, content: Any, *, name: str = "the results") -> "Results":
-        """The inverse of `to_dict`. Raises `DataError` for anything else."""
-        try:
-            found = TypeAdapter(cls).validate_python(content)
-            Costs.parse(found.costs)
-            if not (isinstance(found.costs.get("c"), int | float) and isinstance(found.costs.get("name"), str)):
-                raise ValueError("its costs lack their name, or c")
-            return found
-        except ValidationError as error:
-            first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise DataError(f"{name} is no file of bench, or damaged ({reason}). Make it again with bench.") from error
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{name} is no file of bench, or damaged ({error}). Make it again with bench.") from error
-
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
         path = writable(path)
@@ -148,16 +132,23 @@ class Results:
 
     @classmethod
     def read(cls, path: Path | str) -> "Results":
-        """Read a file made by `write`. Raises `DataError` for one that is missing, is not JSON, or holds something else."""
+        """Read a file made by `write`. Raises `DataError` for one that is missing or holds something else."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = TypeAdapter(cls).validate_json(Path(path).read_bytes())
+            Costs.parse(found.costs)
+            if not (isinstance(found.costs.get("c"), int | float) and isinstance(found.costs.get("name"), str)):
+                raise ValueError("its costs lack their name, or c")
+            return found
         except OSError as error:
             raise DataError(
                 f"the results {path} cannot be read ({error.strerror}). Make them with: specdecpp bench --out FILE"
             ) from error
-        except ValueError as error:
-            raise DataError(f"{path} is not readable JSON ({error}). Make it again.") from error
-        return cls.from_dict(content, name=str(path))
+        except (TypeError, ValueError) as error:
+            reason: object = error
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+            raise DataError(f"{path} is no file of bench, or damaged ({reason}). Make it again with bench.") from error
 
 
 def writable(path: Path | str) -> Path:
