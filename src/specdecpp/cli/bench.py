@@ -27,7 +27,6 @@ from specdecpp.cli.report import show
 if TYPE_CHECKING:
     from specdecpp.bench.contest import Contest
     from specdecpp.bench.results import Machine, Results
-    from specdecpp.policy_spec import PolicySpec
 
 EXAMPLES = (
     "specdecpp bench --quick",
@@ -77,7 +76,7 @@ def bench(
 
     With --replay and --costs: the same table from labels with branches, exact in distribution, oracles included.
     """
-    from specdecpp.bench import contestants, questions
+    from specdecpp.bench import contestants, questions, replays
     from specdecpp.bench.contest import QUICK, BenchPlan, Contest
     from specdecpp.costs.measuring import measure
     from specdecpp.policy_spec import parse_policy
@@ -92,7 +91,10 @@ def bench(
         refuse_in_replay(sampling | others)
         machine = machine_of(costs)
         check_out(out)
-        tell(_replayed(labels, specs, machine, names.head, seed=seed), out=out, as_json=as_json)
+        heads = replays.heads_for(labels, names.head)
+        rules = contestants.field_for(specs, list(heads.values()))
+        stage = replays.Stage(replays.recorded(labels, heads), rules, seed=seed)
+        tell(replays.results_of(stage, machine, labels=labels), out=out, as_json=as_json)
         return
     if costs is not None:
         raise ValueError("--costs is for --replay LABELS: by the clock a machine has its own costs.")
@@ -135,15 +137,6 @@ def machine_of(costs: str | None) -> "Machine":
     except ValueError:
         return Machine.read(costs)
     return Machine.relative(c)
-
-
-def _replayed(labels: Path, specs: "Sequence[PolicySpec]", machine: "Machine", head: str | None, *, seed: int) -> "Results":
-    """The table of recorded labels at the costs of a machine."""
-    from specdecpp.bench import contestants, replays
-
-    heads = replays.heads_for(labels, head)
-    rules = contestants.field_for(specs, list(heads.values()))
-    return replays.results_of(replays.Stage(replays.recorded(labels, heads), rules, seed=seed), machine, labels=labels)
 
 
 def sampled(pair: str | None, temperatures: Sequence[float] | None, top_p: float | None) -> dict[str, Any]:
