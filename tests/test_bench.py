@@ -17,7 +17,7 @@ from specdecpp import verify as verification
 from specdecpp.backends import LeanModel
 from specdecpp.bench import contest, lossless, questions
 from specdecpp.bench.contest import BenchPlan, Contest, Heat, conditions, in_turn, results_of
-from specdecpp.bench.contestants import Contender, default_field, fixed_rule, named_field
+from specdecpp.bench.contestants import Contender, default_field, field_for, fixed_rule
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, command
 from specdecpp.bench.rows import Tally, ratio_interval
@@ -271,15 +271,15 @@ def test_a_head_that_nobody_calibrated_gives_no_rule_without_a_threshold():
 
 def test_named_rules_replace_the_field_but_not_the_best_fixed_k(pair: Pair):
     """Catches a comparison that has nothing to be over, and a fixed K that is given and not used."""
-    named = named_field([parse_policy("cumulative:0.2"), parse_policy("target")])
+    named = field_for([parse_policy("cumulative:0.2"), parse_policy("target")])
     assert [rule.role for rule in named] == ["fixed", "free"]
     assert len(named[0].settings) == 20
-    named = named_field([parse_policy("fixed:3"), parse_policy("fixed:6"), parse_policy("fixed:3")])
+    named = field_for([parse_policy("fixed:3"), parse_policy("fixed:6"), parse_policy("fixed:3")])
     assert [rule.settings for rule in named] == [(Fixed(k=3), Fixed(k=6))]
     with pytest.raises(ValueError, match="needs an acceptance head"):
-        named_field([parse_policy("specdecpp:0.5")])
+        field_for([parse_policy("specdecpp:0.5")])
     assert pair.head is not None
-    assert [rule.role for rule in named_field([parse_policy("cost-aware")], [pair.head])] == ["fixed", "cost_aware"]
+    assert [rule.role for rule in field_for([parse_policy("cost-aware")], [pair.head])] == ["fixed", "cost_aware"]
 
 
 # Prompts

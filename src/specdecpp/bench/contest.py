@@ -176,11 +176,6 @@ class Contest:
         """About how long all of it takes if every answer is as long as it may be, at the target's own pace."""
         return self.num_answers * self.plan.max_tokens * self.costs.verify_s(1)
 
-    @property
-    def num_turns(self) -> int:
-        """Turns of all temperatures, when nothing interrupts it."""
-        return len(self.plan.temperatures) * len(self.test) * self.plan.num_cycles
-
     def run(self, tick: Tick = lambda label: None) -> list[Heat]:
         """Choose settings and time them, temperature by temperature. `tick` is called after every answer.
 
@@ -239,13 +234,14 @@ class Contest:
 
 def results_of(contest: Contest, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
     """The rows with where they come from; `notes` stand after those about the conditions."""
-    is_partial = sum(len(heat.turns) for heat in heats) < contest.num_turns
+    plan = contest.plan
+    is_partial = sum(len(heat.turns) for heat in heats) < len(plan.temperatures) * len(contest.test) * plan.num_cycles
     data = {q.dataset: {"num_dev": len(q.dev), "num_test": len(q.test)} for q in contest.sets}
     return Results(
         kind="bench",
-        provenance=provenance_of(contest.pair, seed=contest.plan.seed, data=data, plan=asdict(contest.plan)),
+        provenance=provenance_of(contest.pair, seed=plan.seed, data=data, plan=asdict(plan)),
         costs=Machine(name="measured", costs=contest.costs).to_dict(),
-        rows=rows_of(list(_entries(contest, heats)), seed=contest.plan.seed),
+        rows=rows_of(list(_entries(contest, heats)), seed=plan.seed),
         notes=(*([interrupted(contest, heats)] if is_partial else []), *conditions(contest), *notes),
         is_partial=is_partial,
     )

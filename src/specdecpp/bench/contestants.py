@@ -36,13 +36,6 @@ class Contender:
 ALONE = Contender(role="target", settings=(TARGET,))
 
 
-def field_for(
-    specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
-) -> tuple[Contender, ...]:
-    """The rules that were named, else the default field. Raises ValueError for a rule that lacks its head."""
-    return named_field(specs, heads, quick=quick) if specs else default_field(heads, quick=quick)
-
-
 def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False) -> tuple[Contender, ...]:
     """Fixed K of 1 to 20, every free rule, two rules made of others, what each head makes possible (`head_rules`), and without
     a calibrated head the rule that then is the decoder's default, cost-aware by q. A quick field has half the settings."""
@@ -82,14 +75,16 @@ def fixed_rule(*, quick: bool = False) -> Contender:
     return Contender(role="fixed", settings=tuple(Fixed(k=k) for k in (COARSE if quick else FIXED)))
 
 
-def named_field(
+def field_for(
     specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
 ) -> tuple[Contender, ...]:
-    """The rules that were asked for instead of the default field, each as it is, once for each head that it can ask.
+    """The rules that were asked for, each as it is, once for each head that it can ask; else the default field.
 
     Of several fixed K development chooses the best; without any, K of 1 to 20 takes part, since gains are over the best
     fixed K. Raises ValueError for a rule that lacks its head.
     """
+    if not specs:
+        return default_field(heads, quick=quick)
     policies = [spec.build(head) for spec in specs for head in (heads or [None] if spec.takes_head else [None])]
     named = tuple(dict.fromkeys(policy for policy in policies if policy != TARGET))
     given = tuple(policy for policy in named if isinstance(policy, Fixed))
