@@ -208,9 +208,6 @@ LINES: dict[str, Line] = {
     "chat --device, a pair of files": lambda at: at.verb("chat", *files(at), "--max-tokens", "16", given="Hello.\nWhy?\n"),
     "serve --device": serve,
     "train, pair.device in a recipe": lambda at: at.verb("train", recipe(at, "recipe"), device=False),
-    "bench --replay --device": lambda at: at.verb(
-        "bench", "--replay", str(at.folder / "recipe" / "labels"), "--policy", "fixed:2"
-    ),
     "distil --device": distil("--layers", "1+1"),
     "distil --device, a file": distil("--layers", "1+1", "--no-head"),
     "check --device": lambda at: at.verb("check", "--target", "reference", "--num", "2", "--quick"),

@@ -1,36 +1,31 @@
 """The demo: a live answer, and a bench with a fixed plan."""
 
-import json
-import os
-import pty
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import specdecpp
 from specdecpp import cli
 from specdecpp.bench.results import Results
-from specdecpp.cli import common, demo
+from specdecpp.cli import demo
+from specdecpp.cli.common import DType, PairNames
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import load_pair
-from specdecpp.policies import CostAware, Fixed, SpecDecPP
-from specdecpp.report import render
+from specdecpp.policies import CostAware, SpecDecPP
 from specdecpp.testing import save_tiny_pair
 
 SHORT = ["--num", "2", "--cycles", "1"]
-COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
-ATTRIBUTE = re.compile(r"\x1b\[(?:\d+;)*[1-4][;m]")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_tokens() -> None:
-    demo.USUAL["max_tokens"] = 12
+def few_tokens() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "MAX_TOKENS", 12)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +48,12 @@ def call(*arguments: str) -> Result:
     return result
 
 
-def test_the_result_is_that_of_a_bench_and_the_text_goes_to_stderr_under_json(names: list[str]):
+def test_the_result_is_that_of_a_bench_and_the_text_goes_to_stderr_under_json(names: list[str], tmp_path: Path):
     """Catches a demo with figures of its own, a plan that does not arrive, and text that gets into the JSON."""
     spoken = call(*names, *SHORT, "--json")
     assert spoken.stdout.count("\n") == 1
-    found = Results.from_dict(json.loads(spoken.stdout))
+    (tmp_path / "r.json").write_text(spoken.stdout)
+    found = Results.read(tmp_path / "r.json")
     assert [row.role for row in found.rows] == ["target", "fixed", "free", "specdecpp", "cost_aware"]
     assert {(row.temperature, row.verification, row.num_prompts) for row in found.rows} == {(1.0, "token", 2)}
     plan = found.provenance["plan"]
@@ -70,50 +66,21 @@ def test_the_contestants_are_the_ones_promised(folder: Path):
     """Catches a threshold of the head's card that is not used, and a demo that fails without a head or lacks the default."""
     head = load_pair(folder / "target", draft=folder / "draft", head=folder / "head").head
     assert head is not None
-    with_head, without = ([rule.settings for rule in demo.field(of, thin=1)] for of in (head, None))
+    with_head, without = ([rule.settings for rule in demo.field(of)] for of in (head, None))
     assert with_head[2:] == [(SpecDecPP.tuned(head),), (CostAware(),)]
     assert without == [*with_head[:2], (CostAware(),)]
-    slow = next(iter(demo.field(None, thin=3))).settings
-    assert slow == tuple(Fixed(k=k) for k in (1, 2, 3))
+
+
+def usual(**names: str) -> str | None:
+    none = dict.fromkeys(("target", "draft", "head", "device", "backend"))
+    return PairNames(**none | names, dtype=DType.auto, copies=False).usual
 
 
 def test_the_usual_pair_is_the_real_one_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch, names: list[str]):
     """Catches a demo of the reference pair beside an installed SmolLM2, and one that needs it."""
-    assert common.usual(None, None, None) == "reference"
+    assert usual() == "reference"
     assert "SmolLM2 is not installed" in call("--num", "1", "--cycles", "1").stderr
     monkeypatch.setattr(shipped, "_packaged", lambda: Path("SmolLM2.gguf"))
-    assert common.usual(None, None, None) == "smollm2"
-    assert common.usual(None, None, "head") == "reference"
-    assert common.usual("target", "draft", None) == "target"
-
-
-def test_a_terminal_without_colour_still_tells_origins_apart(names: list[str]):
-    """Catches colour under NO_COLOR, attributes that are lost with it, and a legend that does not reach the reader."""
-    text = on_a_terminal(*names, "--num", "1", "--cycles", "1", NO_COLOR="1")
-    assert not COLOUR.search(text)
-    assert len(ATTRIBUTE.findall(text)) > 6  # more than the legend
-    assert all(name in text for name in render.ORIGINS)
-    assert "cost-aware" in text
-
-
-def on_a_terminal(*arguments: str, **env: str) -> str:
-    """What the demo writes to a terminal of 80 columns."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    source = str(Path(specdecpp.__file__).parents[1])
-    kept |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": source, "TERM": "xterm-256color", "COLUMNS": "80", **env}
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "specdecpp", "demo", *arguments]
-    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=kept) as process:
-        os.close(slave)
-        written = b""
-        while True:
-            try:
-                chunk = os.read(master, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not chunk:
-                break
-            written += chunk
-    os.close(master)
-    assert process.returncode == 0, written.decode()
-    return written.decode()
+    assert usual() == "smollm2"
+    assert usual(head="head") == "reference"
+    assert usual(target="target", draft="draft") == "target"

@@ -348,7 +348,7 @@ def test_pictures_are_what_is_drawn_now() -> None:
     def said(text: str) -> list[object]:  # where a mark is to the tenth may depend on the version of matplotlib
         return [(e.tag, e.get("class"), e.text) for e in ElementTree.fromstring(text).iter()]
 
-    for name in ("figures/stopping", "pictures/pareto", "pictures/reliability"):
+    for name in ("figures/stopping", "pictures/pareto"):
         assert said((ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8")) == said(drawn[name]), name
 
 

@@ -9,7 +9,7 @@ The steps are bounded by time: a check ends when its seconds are over, when the 
 steps on these prompts would say little more. Intervals resample prompts (`replay.intervals`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -28,7 +28,7 @@ from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy
 from specdecpp.policies.head import heads
-from specdecpp.policy_spec import label_of, spec_of
+from specdecpp.policy_spec import label_of
 from specdecpp.replay.intervals import of_few, resampled
 from specdecpp.sampling import Sampling
 
@@ -96,10 +96,6 @@ class Option:
     @property
     def label(self) -> str:
         return label_of(self.policy)
-
-    @property
-    def spec(self) -> str:
-        return spec_of(self.policy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +178,7 @@ class Check:
         """The default rule, by the clock; None before it had its turn on enough prompts."""
         if (self.seen.default[:, 0] > 0).sum() < min(MIN_PROMPTS, self.num_prompts):
             return None
-        return self._option(self.default, default_pace)
+        return self._option(self.default, lambda sums: ratio(sums.default[..., 2], sums.default[..., 0]))
 
     @cached_property
     def best(self) -> Option:
@@ -279,11 +275,6 @@ def tokens_of(sums: Sums, k: int) -> Figure:
     return tokens
 
 
-def default_pace(sums: Sums) -> Figure:
-    """Time of a token under the default rule."""
-    return ratio(sums.default[..., 2], sums.default[..., 0])
-
-
 def ratio(top: Figure, bottom: Figure) -> Figure:
     """top / bottom, 0 where both are 0."""
     return top / np.maximum(bottom, 1e-300)
@@ -296,65 +287,60 @@ def best_speedup(costs: Costs, depths: Sequence[float]) -> float:
     return float(max(1.0, *(tokens[k - 1] / costs.step_s(k) * costs.verify_s(1) for k in range(1, MOST + 1))))
 
 
-class Checking:
-    """A check that goes on until its time is over or more would say little: iterate over what is known after every visit to a
-    prompt. `found` is what is known at any moment, after an interrupt too."""
-
-    def __init__(self, pair: Pair, sets: Sequence[Questions], trial: Trial):
-        self._trial, self._pair = trial, pair
-        sides = zip_longest(*((*questions.test, *questions.dev) for questions in sets))
-        prompts = [ids for turn in sides for ids in turn if ids is not None]
-        self._practice = Turns(pair, prompts, trial.sampling, max_tokens=trial.max_tokens, seed=trial.seed)
-        self._began = perf_counter()
-
-    def __iter__(self) -> Iterator[Check]:
-        self._began = perf_counter()
-        for _ in self._practice.run(until=self._began + self._trial.seconds, longest=self._longest):
-            if found := self.found:
-                yield found
-                if found.own and (found.is_tight or min(self._practice.num_answers) >= ENOUGH):
-                    return
-
-    @property
-    def found(self) -> Check | None:
-        """None as long as the target alone and one length have not both been timed."""
-        stints = self._practice.sums.lengths[..., 0]
-        places = np.flatnonzero(stints.any(1)).tolist()
-        if not (stints[:, 0].any() and stints[:, 1:].any()):
-            return None
-        return Check(
-            seen=self._practice.sums.of(places),
-            default=self._practice.default.policy,
-            trial=self._trial,
-            elapsed_s=perf_counter() - self._began,
-            num_prompts=len(self._practice.prompts),
-            read_along=self._pair.target.share_of(self._pair.draft) if isinstance(self._pair.target, ReadsBoth) else 0.0,
-            backends=self._pair.backends,
-        )
-
-    def _longest(self) -> int:
-        """Twice the length that pays best until now."""
-        if not (found := self.found):
-            return FIRST
-        return max(1, 2 * max(found.lengths, key=lambda option: option.decoding).policy.max_tokens)
-
-
-def check(pair: Pair, sets: Sequence[Questions], trial: Trial, *, tell: Callable[[str], None] = lambda doing: None) -> Check:
-    """Measure a pair on all prompts, of both sides, for as long as the trial says. `tell` gets the seconds.
+def check(
+    pair: Pair,
+    sets: Sequence[Questions],
+    trial: Trial,
+    *,
+    tell: Callable[[Check], None] = lambda found: None,
+    may_interrupt: bool = False,
+) -> Check:
+    """Measure a pair on all prompts, of both sides, until the time is over or more would say little. `tell` gets what is known
+    after every visit to a prompt; `may_interrupt`: an interrupt ends the check with what is known until then.
 
     Raises `DataError` where nothing could be timed in that time.
     """
-    checking = Checking(pair, sets, trial)
-    for found in checking:
-        tell(f"{found.elapsed_s:.0f} s of at most {trial.seconds:.0f}")
-    if (found := checking.found) is None:
-        raise DataError(nothing(trial))
-    return found
+    sides = zip_longest(*((*questions.test, *questions.dev) for questions in sets))
+    prompts = [ids for turn in sides for ids in turn if ids is not None]
+    turns = Turns(pair, prompts, trial.sampling, max_tokens=trial.max_tokens, seed=trial.seed)
+    began = perf_counter()
 
+    def found(*, is_interrupted: bool = False) -> Check | None:
+        """None as long as the target alone and one length have not both been timed."""
+        stints = turns.sums.lengths[..., 0]
+        if not (stints[:, 0].any() and stints[:, 1:].any()):
+            return None
+        return Check(
+            seen=turns.sums.of(np.flatnonzero(stints.any(1)).tolist()),
+            default=turns.default.policy,
+            trial=trial,
+            elapsed_s=perf_counter() - began,
+            num_prompts=len(prompts),
+            read_along=pair.target.share_of(pair.draft) if isinstance(pair.target, ReadsBoth) else 0.0,
+            backends=pair.backends,
+            is_interrupted=is_interrupted,
+        )
 
-def nothing(trial: Trial) -> str:
-    """Reason why there is no answer."""
-    return (
-        f"no length could be timed within {trial.seconds:g} s, so nothing is known of this pair. Give it more time "
-        "(--minutes), or shorter prompts."
-    )
+    def longest() -> int:
+        """Twice the length that pays best until now."""
+        now = found()
+        return max(1, 2 * max(now.lengths, key=lambda option: option.decoding).policy.max_tokens) if now else FIRST
+
+    is_interrupted = False
+    try:
+        for _ in turns.run(until=began + trial.seconds, longest=longest):
+            if now := found():
+                tell(now)
+                if now.own and (now.is_tight or min(turns.num_answers) >= ENOUGH):
+                    break
+    except KeyboardInterrupt:
+        is_interrupted = True
+    end = found(is_interrupted=is_interrupted)
+    if is_interrupted and not (end and may_interrupt):
+        raise KeyboardInterrupt
+    if end is None:
+        raise DataError(
+            f"no length could be timed within {trial.seconds:g} s, so nothing is known of this pair. Give it more time "
+            "(--minutes), or shorter prompts."
+        )
+    return end

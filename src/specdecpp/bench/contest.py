@@ -9,7 +9,7 @@ and intervals resample prompts.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from specdecpp.bench.contestants import ALONE, TARGET, Contender
@@ -117,21 +117,18 @@ Answers = list[list[Output]]
 
 @dataclass(frozen=True, kw_only=True)
 class Heat:
-    """Everything that was run on the test prompts at one temperature, which all went in turns."""
+    """Everything that was run on some prompts at one temperature: whole turns, in each of which every contestant answered."""
 
     temperature: float
-    answers: Mapping[Contestant, Answers]
+    contestants: Sequence[Contestant]
+    num_prompts: int
+    turns: list[tuple[int, Mapping[Contestant, Output]]] = field(default_factory=list)
+    """Places of prompts, and the answers to them."""
 
     @property
-    def num_turns(self) -> int:
-        """Turns in which every contestant answered a prompt."""
-        return min(sum(map(len, of)) for of in self.answers.values())
-
-    def whole_turns(self) -> "Heat":
-        """Without the answers of a turn that not all of them finished."""
-        least = [min(map(len, of_prompt)) for of_prompt in zip(*self.answers.values(), strict=True)]
-        whole = {c: [own[:num] for own, num in zip(of, least, strict=True)] for c, of in self.answers.items()}
-        return Heat(temperature=self.temperature, answers=whole)
+    def answers(self) -> dict[Contestant, Answers]:
+        places = range(self.num_prompts)
+        return {c: [[of[c] for place, of in self.turns if place == i] for i in places] for c in self.contestants}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +176,6 @@ class Contest:
         """About how long all of it takes if every answer is as long as it may be, at the target's own pace."""
         return self.num_answers * self.plan.max_tokens * self.costs.verify_s(1)
 
-    @property
-    def num_turns(self) -> int:
-        """Turns of all temperatures, when nothing interrupts it."""
-        return len(self.plan.temperatures) * len(self.test) * self.plan.num_cycles
-
     def run(self, tick: Tick = lambda label: None) -> list[Heat]:
         """Choose settings and time them, temperature by temperature. `tick` is called after every answer.
 
@@ -196,13 +188,12 @@ class Contest:
                 contestants = [Contestant(rule=ALONE, policy=TARGET, verification=names[0])]
                 for name in names:
                     contestants += self.chosen(name, temperature, tick)
-                heats.append(Heat(temperature=temperature, answers={c: [[] for _ in self.test] for c in contestants}))
-                self._time(heats[-1].answers, self.test, temperature, num_cycles=self.plan.num_cycles, tick=tick)
+                heats.append(Heat(temperature=temperature, contestants=contestants, num_prompts=len(self.test)))
+                self._time(heats[-1], self.test, num_cycles=self.plan.num_cycles, tick=tick)
         except KeyboardInterrupt:
-            heats = [whole for heat in heats if (whole := heat.whole_turns()).num_turns]
-            if not heats:
+            if not any(heat.turns for heat in heats):
                 raise
-        return heats
+        return [heat for heat in heats if heat.turns]
 
     def chosen(self, verification: str, temperature: float, tick: Tick = lambda label: None) -> list[Contestant]:
         """Each rule in the setting with the most tokens per second over all development prompts."""
@@ -210,29 +201,26 @@ class Contest:
             rule: [Contestant(rule=rule, policy=policy, verification=verification) for policy in rule.settings]
             for rule in self.rules
         }
-        answers: dict[Contestant, Answers] = {c: [[] for _ in self.dev] for of in settings.values() for c in of if len(of) > 1}
-        self._time(answers, self.dev, temperature, num_cycles=1, tick=tick)
-        speed = {contestant: tally_of(of).tokens_per_second for contestant, of in answers.items()}
+        tried = [contestant for of in settings.values() for contestant in of if len(of) > 1]
+        heat = Heat(temperature=temperature, contestants=tried, num_prompts=len(self.dev))
+        self._time(heat, self.dev, num_cycles=1, tick=tick)
+        speed = {contestant: Tally.of(of).tokens_per_second for contestant, of in heat.answers.items()}
         return [max(of, key=lambda contestant: speed.get(contestant, 0.0)) for of in settings.values()]
 
-    def _time(
-        self,
-        answers: Mapping[Contestant, Answers],
-        prompts: Sequence[Sequence[int]],
-        temperature: float,
-        *,
-        num_cycles: int,
-        tick: Tick,
-    ) -> None:
-        """Fill in the answers of every contestant, in turns, after a few untimed tokens."""
-        plan, decoders = self.plan, {contestant: self._decoder(contestant) for contestant in answers}
-        sampling = Sampling(temperature=temperature, top_p=plan.top_p)
+    def _time(self, heat: Heat, prompts: Sequence[Sequence[int]], *, num_cycles: int, tick: Tick) -> None:
+        """Fill in the turns of a heat, after a few untimed tokens."""
+        plan, decoders = self.plan, {contestant: self._decoder(contestant) for contestant in heat.contestants}
+        sampling = Sampling(temperature=heat.temperature, top_p=plan.top_p)
         for decoder in decoders.values():
             decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, sampling=sampling, seed=plan.seed)
         options = {"num_cycles": num_cycles, "max_tokens": plan.max_tokens, "seed": plan.seed}
+        turn: dict[Contestant, Output] = {}
         for contestant, place, output in interleaved(decoders, prompts, sampling=sampling, **options):
-            answers[contestant][place].append(output)
+            turn[contestant] = output
             tick(label_of(contestant.policy))
+            if len(turn) == len(decoders):  # one that not all have finished counts for none
+                heat.turns.append((place, turn))
+                turn = {}
 
     def _decoder(self, contestant: Contestant) -> Decoder:
         return Decoder(
@@ -244,19 +232,16 @@ class Contest:
         )
 
 
-def tally_of(answers: Answers) -> Tally:
-    return Tally.of([[output.metrics for output in of] for of in answers])
-
-
 def results_of(contest: Contest, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
     """The rows with where they come from; `notes` stand after those about the conditions."""
-    is_partial = sum(heat.num_turns for heat in heats) < contest.num_turns
+    plan = contest.plan
+    is_partial = sum(len(heat.turns) for heat in heats) < len(plan.temperatures) * len(contest.test) * plan.num_cycles
     data = {q.dataset: {"num_dev": len(q.dev), "num_test": len(q.test)} for q in contest.sets}
     return Results(
         kind="bench",
-        provenance=provenance_of(contest.pair, seed=contest.plan.seed, data=data, plan=asdict(contest.plan)),
+        provenance=provenance_of(contest.pair, seed=plan.seed, data=data, plan=asdict(plan)),
         costs=Machine(name="measured", costs=contest.costs).to_dict(),
-        rows=rows_of(list(_entries(contest, heats)), seed=contest.plan.seed),
+        rows=rows_of(list(_entries(contest, heats)), seed=plan.seed),
         notes=(*([interrupted(contest, heats)] if is_partial else []), *conditions(contest), *notes),
         is_partial=is_partial,
     )
@@ -278,7 +263,7 @@ def _entries(contest: Contest, heats: Sequence[Heat]) -> Iterator[Entry]:
                         policy=spec_of(contestant.policy),
                         label=label_of(contestant.policy),
                         chosen=True,
-                        tally=tally_of(own),
+                        tally=Tally.of(own),
                     )
             start = end
 
@@ -286,7 +271,7 @@ def _entries(contest: Contest, heats: Sequence[Heat]) -> Iterator[Entry]:
 def interrupted(contest: Contest, heats: Sequence[Heat]) -> str:
     """A sentence on how far a contest came."""
     of = len(contest.test) * contest.plan.num_cycles
-    done = {heat.temperature: heat.num_turns for heat in heats}
+    done = {heat.temperature: len(heat.turns) for heat in heats}
     whole = ", ".join(f"{done.get(t, 0)} of {of} at temperature {t:g}" for t in contest.plan.temperatures)
     return (
         f"Interrupted: of the turns of all rules ({len(contest.test)} prompts x {contest.plan.num_cycles}) these are whole: "

@@ -36,18 +36,15 @@ class Contender:
 ALONE = Contender(role="target", settings=(TARGET,))
 
 
-def field_for(
-    specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
-) -> tuple[Contender, ...]:
-    """The rules that were named, else the default field. Raises ValueError for a rule that lacks its head."""
-    return named_field(specs, heads, quick=quick) if specs else default_field(heads, quick=quick)
-
-
 def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False) -> tuple[Contender, ...]:
     """Fixed K of 1 to 20, every free rule, two rules made of others, what each head makes possible (`head_rules`), and without
     a calibrated head the rule that then is the decoder's default, cost-aware by q. A quick field has half the settings."""
     rules = [fixed_rule(quick=quick)]
-    for policy in free_rules():
+    for kind, _, _ in KINDS.values():
+        needs = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
+        if needs or takes_head(kind) or issubclass(kind, Fixed):
+            continue
+        policy = kind()
         thresholds = _thin(CUMULATIVE, quick) if isinstance(policy, CumulativeConfidence) else ()
         settings = tuple(replace(policy, threshold=t) for t in thresholds) or (policy,)
         rules.append(Contender(role="free", settings=settings))
@@ -78,22 +75,16 @@ def fixed_rule(*, quick: bool = False) -> Contender:
     return Contender(role="fixed", settings=tuple(Fixed(k=k) for k in (COARSE if quick else FIXED)))
 
 
-def free_rules() -> Iterator[Policy]:
-    """Every rule that has a name, needs no head, and can be used as it comes."""
-    for kind, _, _ in KINDS.values():
-        needs = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
-        if not (needs or takes_head(kind) or issubclass(kind, Fixed)):
-            yield kind()
-
-
-def named_field(
+def field_for(
     specs: Sequence[PolicySpec], heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
 ) -> tuple[Contender, ...]:
-    """The rules that were asked for instead of the default field, each as it is, once for each head that it can ask.
+    """The rules that were asked for, each as it is, once for each head that it can ask; else the default field.
 
     Of several fixed K development chooses the best; without any, K of 1 to 20 takes part, since gains are over the best
     fixed K. Raises ValueError for a rule that lacks its head.
     """
+    if not specs:
+        return default_field(heads, quick=quick)
     policies = [spec.build(head) for spec in specs for head in (heads or [None] if spec.takes_head else [None])]
     named = tuple(dict.fromkeys(policy for policy in policies if policy != TARGET))
     given = tuple(policy for policy in named if isinstance(policy, Fixed))

@@ -13,7 +13,7 @@ from specdecpp.decoder import encode
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import as_prompt
-from specdecpp.training.prompts import Source, gather, sources
+from specdecpp.training.prompts import gather, sources
 
 DEV_SHARE = 0.3
 _THINK = "\nLet's think step by step."
@@ -72,7 +72,12 @@ def read(files: Sequence[str], prompts: Sequence[str]) -> list[Questions]:
     labels = [source.label for source in found]
     if len(set(labels)) < len(labels):
         raise ValueError(f"two files go by one name: {', '.join(labels)}. Rename one.")
-    return [_texts(source) for source in found]
+    of_files = []
+    for source in found:
+        texts = gather([replace(source, dev_share=DEV_SHARE)], seed=0)
+        dev, test = (tuple(p.text for p in texts if (p.split == "dev") is is_dev) for is_dev in (True, False))
+        of_files.append(Questions(dataset=source.label, dev=dev, test=test))
+    return of_files
 
 
 def encoded(pair: Pair, texts: Questions, *, num_dev: int, num_test: int) -> Questions:
@@ -84,12 +89,6 @@ def encoded(pair: Pair, texts: Questions, *, num_dev: int, num_test: int) -> Que
             "Give a file with more prompts, or with shorter ones."
         )
     return Questions(dataset=texts.dataset, dev=dev, test=test)
-
-
-def _texts(source: Source) -> Questions:
-    found = gather([replace(source, dev_share=DEV_SHARE)], seed=0)
-    dev, test = (tuple(p.text for p in found if (p.split == "dev") is is_dev) for is_dev in (True, False))
-    return Questions(dataset=source.label, dev=dev, test=test)
 
 
 def _ids(pair: Pair, texts: Sequence[str]) -> Iterator[tuple[int, ...]]:

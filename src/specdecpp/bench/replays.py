@@ -12,15 +12,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import numpy as np
-
 from specdecpp.bench.contest import head_notes, head_of
 from specdecpp.bench.contestants import ALONE, Contender
 from specdecpp.bench.results import Machine, Results, Role, Row, head_about, provenance_of
 from specdecpp.bench.rows import Entry, Tally, rows_of
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
-from specdecpp.loading.pair import REFERENCE, Pair, short_name
+from specdecpp.loading.pair import REFERENCE, short_name
 from specdecpp.policies import Fixed, Policy
 from specdecpp.policies.head import costs_for
 from specdecpp.policy_spec import label_of, spec_of
@@ -29,7 +27,6 @@ from specdecpp.replay.replayed import Replayed
 from specdecpp.replay.trace import Trace
 from specdecpp.training import shards
 from specdecpp.training.evaluate import labels_for
-from specdecpp.training.measures import reliability
 from specdecpp.training.traces import Terms, trace
 
 Oracle = Callable[..., Replayed]
@@ -76,17 +73,6 @@ def heads_for(folder: Path | str, name: str | None) -> dict[str, AcceptanceHead]
     return {"head": head} if is_own else {}
 
 
-def check_pair(folder: Path | str, pair: Pair) -> None:
-    """Raise `DataError` unless the labels are of this pair, whose costs were measured for them."""
-    of = shards.about(folder).get("pair", {})
-    for role, fingerprint in (("target", pair.target_fingerprint), ("draft", pair.draft_fingerprint)):
-        if None not in (of.get(role), fingerprint) and of[role] != fingerprint:
-            raise DataError(
-                f"the labels in {folder} are of another {role} than this pair's, so what its steps cost says nothing about "
-                "them. Name their pair with --target and --draft, or say the costs with --costs."
-            )
-
-
 def recorded(folder: Path | str, heads: Mapping[str, AcceptanceHead]) -> Recording:
     """The splits dev and test of a collection as traces. Raises `DataError` where one is missing, has no branches, or is of
     another pair than a head.
@@ -115,7 +101,10 @@ class Stage:
 
     def __init__(self, recording: Recording, rules: Sequence[Contender], *, seed: int = 0, repeats: int = 1):
         self.recording, self.asked, self.seed, self.repeats = recording, rules, seed, repeats
-        self.rules = [bounded for rule in rules if (bounded := within(rule, recording.longest)).settings]
+        self.rules = []
+        for rule in rules:  # without fixed lengths beyond what is recorded; other rules are cut short there
+            settings = tuple(p for p in rule.settings if not (isinstance(p, Fixed) and p.k > recording.longest))
+            self.rules += [replace(rule, settings=settings)] if settings else []
         self._sides: dict[str | None, list[Trace]] = {None: [*recording.dev]}
         self._sides |= {dataset: [t for t in recording.test if t.source == dataset] for dataset in recording.datasets}
         self._played: dict[tuple[str | None, Policy], Replayed] = {}
@@ -190,11 +179,6 @@ class Stage:
         )
 
 
-def within(rule: Contender, longest: int) -> Contender:
-    """The rule without fixed lengths beyond what is recorded. Other rules are cut short there."""
-    return replace(rule, settings=tuple(p for p in rule.settings if not (isinstance(p, Fixed) and p.k > longest)))
-
-
 def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
     """A replay as sums over prompts, for one run of each; of what drafting costs, `head_s` a draft token is the head's."""
     num = played.repeats
@@ -211,35 +195,17 @@ def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
     )
 
 
-def results_of(stage: Stage, machine: Machine, *, labels: Path | str, pair: Pair | None = None) -> Results:
-    """The table on one machine, with where it comes from; `pair` is the one that was measured, if any."""
+def results_of(stage: Stage, machine: Machine, *, labels: Path | str) -> Results:
+    """The table on one machine, with where it comes from."""
     recording, about = stage.recording, shards.about(labels)
     names = {role: short_name(name) for role, name in about.get("names", {}).items()}
     source = {key: about.get(key) for key in ("digest", "sampling", "command")} | {"names": names}
     counts = {"num_dev": len(recording.dev), "num_test": len(recording.test), "repeats": stage.repeats}
-    head = next(iter(recording.heads.values()), None)
     heads = {name: head_about(head) for name, head in recording.heads.items()}
     return Results(
         kind="replay",
-        provenance=provenance_of(pair, seed=stage.seed, labels=source, data=counts, heads=heads),
+        provenance=provenance_of(seed=stage.seed, labels=source, data=counts, heads=heads),
         costs=machine.to_dict(),
         rows=stage.rows(machine),
-        reliability={} if head is None else calibration_of(recording, head),
         notes=tuple(stage.notes),
     )
-
-
-def calibration_of(recording: Recording, head: AcceptanceHead) -> dict[str, dict[str, list[float]]]:
-    """How often draft tokens are accepted that the head gives some probability, by data set: for a reliability diagram.
-
-    Every position counts as its two outcomes: the answer's token with weight b_i, the rejected one with the rest.
-    """
-    found = {}
-    for dataset in recording.datasets:
-        traces = [t for t in recording.test if t.source == dataset]
-        p = np.concatenate([t.opinions[head, True].accept[:, :2, 0].T.ravel() for t in traces]).astype(float)
-        label = np.concatenate([np.repeat([1.0, 0.0], len(t)) for t in traces])
-        weight = np.concatenate([np.concatenate([t.odds, (1 - t.odds) * (t.branch_length > 0)]) for t in traces])
-        bins = reliability(p, label, weight.astype(float)).to_lists()
-        found[dataset] = {"confidence": bins["probability"], "frequency": bins["label"], "weight": bins["share"]}
-    return found

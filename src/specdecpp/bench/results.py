@@ -11,10 +11,12 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from specdecpp import cache_dir
 from specdecpp.costs import Costs
@@ -103,15 +105,6 @@ class Row:
     num_prompts: int
     num_tokens: int
 
-    @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> "Row":
-        """The inverse of `asdict`; other keys are passed over. Raises ValueError or TypeError."""
-        if content["role"] not in get_args(Role):
-            raise ValueError(f"there is no role {content['role']!r}, only {', '.join(get_args(Role))}")
-        known: dict[str, Any] = {f.name: content[f.name] for f in fields(cls) if f.name in content}
-        pairs: dict[str, Any] = {name: known.get(name) and tuple(known[name]) for name in ("speedup_interval", "gain_interval")}
-        return cls(**known | pairs)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
@@ -121,28 +114,13 @@ class Results:
     provenance: Mapping[str, Any]
     costs: Mapping[str, Any]
     rows: tuple[Row, ...]
-    reliability: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_partial: bool = False
     """Tell whether the run was interrupted; the notes then say how far it came."""
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file."""
-        empty = [name for name in ("reliability", "is_partial") if not getattr(self, name)]
-        return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name not in empty}))
-
-    @classmethod
-    def from_dict(cls, content: Any, *, name: str = "the results") -> "Results":
-        """The inverse of `to_dict`. Raises `DataError` for anything else."""
-        try:
-            rows, costs = tuple(map(Row.parse, content["rows"])), content["costs"]
-            Costs.parse(costs)
-            if not (isinstance(costs.get("c"), int | float) and isinstance(costs.get("name"), str)):
-                raise ValueError("its costs lack their name, or c")
-            return cls(**content | {"rows": rows, "notes": tuple(content.get("notes", ()))})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-            raise DataError(f"{name} is no file of bench, or damaged ({reason}). Make it again with bench.") from error
+        return json.loads(json.dumps(asdict(self)))
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
@@ -154,16 +132,23 @@ class Results:
 
     @classmethod
     def read(cls, path: Path | str) -> "Results":
-        """Read a file made by `write`. Raises `DataError` for one that is missing, is not JSON, or holds something else."""
+        """Read a file made by `write`. Raises `DataError` for one that is missing or holds something else."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = TypeAdapter(cls).validate_json(Path(path).read_bytes())
+            Costs.parse(found.costs)
+            if not (isinstance(found.costs.get("c"), int | float) and isinstance(found.costs.get("name"), str)):
+                raise ValueError("its costs lack their name, or c")
+            return found
         except OSError as error:
             raise DataError(
                 f"the results {path} cannot be read ({error.strerror}). Make them with: specdecpp bench --out FILE"
             ) from error
-        except ValueError as error:
-            raise DataError(f"{path} is not readable JSON ({error}). Make it again.") from error
-        return cls.from_dict(content, name=str(path))
+        except (TypeError, ValueError) as error:
+            reason: object = error
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+            raise DataError(f"{path} is no file of bench, or damaged ({reason}). Make it again with bench.") from error
 
 
 def writable(path: Path | str) -> Path:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from specdecpp.bench.results import Interval, Role, Row
+from specdecpp.decoder import Output
 from specdecpp.metrics import Metrics
 from specdecpp.replay.intervals import ratio_of_ratios
 
@@ -29,9 +30,9 @@ class Tally:
     time_shares: Mapping[str, float] | None = None
 
     @classmethod
-    def of(cls, runs: Sequence[Sequence[Metrics]]) -> "Tally":
-        """Sums of each prompt's runs."""
-        prompts = [sum(of, Metrics()) for of in runs]
+    def of(cls, answers: Sequence[Sequence[Output]]) -> "Tally":
+        """Sums of each prompt's answers."""
+        prompts = [sum((answer.metrics for answer in of), Metrics()) for of in answers]
         total = sum(prompts, Metrics())
         return cls(
             tokens=np.array([float(m.num_tokens) for m in prompts]),

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,6 @@ from specdecpp.cli.common import (
     Prompts,
     Quick,
     Seed,
-    check_names,
     clock,
     interruptible,
     kind_of,
@@ -29,8 +27,6 @@ from specdecpp.cli.report import show
 if TYPE_CHECKING:
     from specdecpp.bench.contest import Contest
     from specdecpp.bench.results import Machine, Results
-    from specdecpp.loading.pair import Pair
-    from specdecpp.policy_spec import PolicySpec
 
 EXAMPLES = (
     "specdecpp bench --quick",
@@ -66,10 +62,7 @@ def bench(
         Path | None, typer.Option("--replay", metavar="LABELS", help="From recordings with branches instead of the clock.")
     ] = None,
     costs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="C", help="Replay at t_draft/t_target = C, passes flat, or at a file's.  [default: this machine's]"
-        ),
+        str | None, typer.Option(metavar="C", help="Replay at t_draft/t_target = C, passes flat, or at the costs in a file.")
     ] = None,
     out: Out = None,
     seed: Seed = 0,
@@ -81,9 +74,9 @@ def bench(
     seeds, interleaved. Settings are chosen on other prompts than those that are measured. Nothing else should run
     meanwhile.
 
-    With --replay: the same table from labels with branches, exact in distribution, at any costs, oracles included.
+    With --replay and --costs: the same table from labels with branches, exact in distribution, oracles included.
     """
-    from specdecpp.bench import contestants, questions
+    from specdecpp.bench import contestants, questions, replays
     from specdecpp.bench.contest import QUICK, BenchPlan, Contest
     from specdecpp.costs.measuring import measure
     from specdecpp.policy_spec import parse_policy
@@ -94,10 +87,14 @@ def bench(
         sampling = {"--temperature": temperature, "--top-p": top_p, "--verification": verification}
         others = {"--num": num, "--max-tokens": max_tokens, "--cycles": cycles, "--quick": quick, "--prompts": prompts}
         others |= {"--prompt": prompt, "--verify-lossless": verify_lossless, "--backend": names.backend}
+        others |= {"--target": names.target, "--draft": names.draft, "--device": names.device}
         refuse_in_replay(sampling | others)
-        check_names(names.target, names.draft, None)
+        machine = machine_of(costs)
         check_out(out)
-        tell(_replayed(labels, specs, machine_of(costs), names, seed, quiet=as_json), out=out, as_json=as_json)
+        heads = replays.heads_for(labels, names.head)
+        rules = contestants.field_for(specs, list(heads.values()))
+        stage = replays.Stage(replays.recorded(labels, heads), rules, seed=seed)
+        tell(replays.results_of(stage, machine, labels=labels), out=out, as_json=as_json)
         return
     if costs is not None:
         raise ValueError("--costs is for --replay LABELS: by the clock a machine has its own costs.")
@@ -121,68 +118,25 @@ def refuse_in_replay(options: Mapping[str, Any]) -> None:
     """Raise ValueError for an option of the clock: recordings bring their own prompts, sampling and lengths."""
     if given := [name for name, value in options.items() if value is not None and value is not False]:
         raise ValueError(
-            f"{given[0]} is for the clock: --replay takes prompts, sampling and lengths from its recordings. "
+            f"{given[0]} is for the clock: --replay takes the pair, prompts, sampling and lengths from its recordings. "
             "Leave one of the two out."
         )
 
 
-def machine_of(costs: str | None) -> "Machine | None":
+def machine_of(costs: str | None) -> "Machine":
     """The machine of `--costs`: c, or the costs in a file."""
     from specdecpp.bench.results import Machine
 
     if costs is None:
-        return None
+        raise ValueError(
+            "--replay needs --costs: a number, which is the time of a draft token over that of a target pass, or a file of "
+            "bench --out or of check --json, which hold the costs of a machine."
+        )
     try:
         c = float(costs)
     except ValueError:
         return Machine.read(costs)
     return Machine.relative(c)
-
-
-def _replayed(
-    labels: Path,
-    specs: "Sequence[PolicySpec]",
-    machine: "Machine | None",
-    names: PairNames,
-    seed: int,
-    *,
-    quiet: bool,
-) -> "Results":
-    """The table at the costs of a machine, or at those of the pair that the labels are of."""
-    from specdecpp.bench import contestants, replays
-    from specdecpp.report import render
-
-    heads = replays.heads_for(labels, names.head)
-    rules = contestants.field_for(specs, list(heads.values()))
-    recording, pair = replays.recorded(labels, heads), None
-    if machine is None:
-        pair, machine = _here(labels, names)
-    with render.waiting("replaying", quiet=quiet):
-        return replays.results_of(replays.Stage(recording, rules, seed=seed), machine, labels=labels, pair=pair)
-
-
-def _here(labels: Path, names: PairNames) -> "tuple[Pair, Machine]":
-    """The pair that the labels are of, unless another is named, and its costs on this machine."""
-    from specdecpp.bench import replays
-    from specdecpp.bench.results import Machine
-    from specdecpp.costs.known import measured
-    from specdecpp.errors import DataError, PairError
-    from specdecpp.report import render
-    from specdecpp.training import shards
-
-    own = shards.about(labels).get("names", {}) if names.target is None else {}
-    try:
-        pair = replace(names, target=own.get("target", names.target), draft=own.get("draft", names.draft)).load()
-    except PairError as error:
-        if not own:
-            raise
-        raise DataError(
-            f"the pair that the labels in {labels} are of cannot be loaded ({error}) Say where it is with --target and "
-            "--draft, or say the costs with --costs."
-        ) from error
-    replays.check_pair(labels, pair)
-    with render.waiting("measuring what steps cost"):
-        return pair, Machine(name="measured", costs=measured(pair))
 
 
 def sampled(pair: str | None, temperatures: Sequence[float] | None, top_p: float | None) -> dict[str, Any]:
@@ -199,7 +153,7 @@ def race(contest: "Contest", *, verify: bool = False, out: Path | None = None, a
     target was not kept, 130 for an interrupt."""
     from specdecpp.bench import lossless
     from specdecpp.bench.contest import results_of
-    from specdecpp.report import render, tables
+    from specdecpp.report import render
 
     most = f"at most {contest.num_answers:,} answers, {clock(contest.most_s)} if all are long and drafting gains nothing"
     try:
@@ -212,9 +166,6 @@ def race(contest: "Contest", *, verify: bool = False, out: Path | None = None, a
     findings = lossless.verify(contest, heats) if verify else []
     done = results_of(contest, heats, notes=lossless.sentences(findings))
     tell(done, out=out, as_json=as_json)
-    if not as_json:
-        console = render.console()
-        console.print(tables.times(done.rows), width=render.width_of(console))
     if not lossless.is_kept(findings):
         print("error: the distribution of the target was not kept; the notes say where.", file=sys.stderr)
         return 1

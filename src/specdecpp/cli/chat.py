@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import (
-    MaxTokens,
-    PairNames,
-    Temperature,
-    TopPOfModel,
-    with_pair,
-    write,
-)
+from specdecpp.cli.common import MaxTokens, PairNames, Temperature, TopPOfModel, with_pair, write
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options

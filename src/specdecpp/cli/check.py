@@ -1,7 +1,6 @@
 """`specdecpp check`: whether a pair is worth it here, and what to do if not."""
 
 import sys
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,11 @@ from specdecpp.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from specdecpp.bench.check import Check, Checking, Trial
+    from collections.abc import Sequence
+
+    from specdecpp.bench.check import Check, Trial
+    from specdecpp.bench.questions import Questions
+    from specdecpp.loading.pair import Pair
 
 EXAMPLES = (
     "specdecpp check",
@@ -61,35 +64,25 @@ def check(
     pair = names.load()
     print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
     sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
-    found = _checked(checking.Checking(pair, sets, trial), trial)
+    found = _checked(pair, sets, trial)
     if as_json:
         print_json(advice.to_dict(found))
     else:
         _show(found)
 
 
-def _checked(checking: "Checking", trial: "Trial") -> "Check":
+def _checked(pair: "Pair", sets: "Sequence[Questions]", trial: "Trial") -> "Check":
     """The result when the check ends, by itself or by Ctrl-C. Raises `typer.Exit` with 130 where that is nothing."""
-    from specdecpp.bench.check import nothing
-    from specdecpp.errors import DataError
+    from specdecpp.bench import check as checking
     from specdecpp.report import advice, render
 
-    is_interrupted = False
-    with interruptible():
-        try:
+    try:
+        with interruptible(), render.live("checking") as tell:
             print(f"checking for at most {clock(trial.seconds)}; Ctrl-C ends it with what is known", file=sys.stderr)
-            with render.live("checking") as tell:
-                for now in checking:
-                    tell(advice.now(now))
-        except KeyboardInterrupt:
-            is_interrupted = True
-    found = checking.found
-    if found is None and is_interrupted:
+            return checking.check(pair, sets, trial, tell=lambda now: tell(advice.now(now)), may_interrupt=True)
+    except KeyboardInterrupt:
         print("interrupted before anything was known of this pair.", file=sys.stderr)
-        raise typer.Exit(130)
-    if found is None:
-        raise DataError(nothing(trial))
-    return replace(found, is_interrupted=is_interrupted)
+        raise typer.Exit(130) from None
 
 
 def _show(found: "Check") -> None:

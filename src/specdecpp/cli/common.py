@@ -95,24 +95,6 @@ def epilog(examples: Examples) -> str:
     return "\n  ".join(["\b\nExamples:", *examples])
 
 
-def check_names(
-    target: str | None, draft: str | None, head: str | None, spec: "PolicySpec | None" = None, *, copies: bool = False
-) -> None:
-    """Refuse, before models are loaded, names that cannot make a pair, and a policy that lacks its head.
-
-    `copies`: a target may stand alone, draft tokens are then copied from the text.
-    """
-    if target is not None and target not in PAIRS and draft is None and head is not None:
-        raise ValueError("a head needs --draft: it judges what a draft model proposes. Name the one it was trained for.")
-    is_alone = draft is None and head is None and copies
-    if (target is None) != (draft is None) and target not in PAIRS and not is_alone:
-        raise ValueError(
-            f"--target and --draft go together. Name both, or neither, or a whole pair: --target {' or --target '.join(PAIRS)}."
-        )
-    if spec is not None and target is not None and target not in PAIRS and head is None:
-        spec.build(None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PairNames:
     """A pair as it is named on the command line, and how it is to be run."""
@@ -126,13 +108,31 @@ class PairNames:
     copies: bool
 
     def check(self, *specs: "PolicySpec | None") -> None:
-        """Refuse, before models are loaded, names that make no pair, and policies that lack their head (`check_names`)."""
-        for spec in specs or (None,):
-            check_names(self.target, self.draft, self.head, spec, copies=self.copies)
+        """Refuse, before models are loaded, names that cannot make a pair, and policies that lack their head."""
+        is_named = self.target is not None and self.target not in PAIRS
+        if is_named and self.draft is None and self.head is not None:
+            raise ValueError("a head needs --draft: it judges what a draft model proposes. Name the one it was trained for.")
+        is_alone = self.draft is None and self.head is None and self.copies
+        if (self.target is None) != (self.draft is None) and self.target not in PAIRS and not is_alone:
+            raise ValueError(
+                "--target and --draft go together. Name both, or neither, or a whole pair: --target "
+                f"{' or --target '.join(PAIRS)}."
+            )
+        for spec in specs:
+            if spec is not None and is_named and self.head is None:
+                spec.build(None)
 
     @property
     def usual(self) -> str | None:
-        return usual(self.target, self.draft, self.head)
+        """The target, or where no part of a pair is named a pair's name: `smollm2` where it can be had, else `reference`.
+
+        A head alone is one for the reference pair.
+        """
+        if self.target is not None or self.draft is not None:
+            return self.target
+        from specdecpp.loading import shipped
+
+        return "reference" if self.head else shipped.usual()
 
     def load(self) -> "Pair":
         return load(self.usual, self.draft, self.head, dtype=self.dtype, device=self.device, backend=self.backend)
@@ -163,18 +163,6 @@ def with_pair(*, copies: bool = False) -> Callable[[Callable[..., None]], Callab
         return run
 
     return decorate
-
-
-def usual(target: str | None, draft: str | None, head: str | None) -> str | None:
-    """The target, or where no part of a pair is named a pair's name: `smollm2` where it can be had, else `reference`.
-
-    A head alone is one for the reference pair.
-    """
-    if target is not None or draft is not None:
-        return target
-    from specdecpp.loading import shipped
-
-    return "reference" if head else shipped.usual()
 
 
 def load(

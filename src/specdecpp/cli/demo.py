@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdecpp.cli.bench import race
-from specdecpp.cli.common import (
-    Json,
-    PairNames,
-    with_pair,
-)
+from specdecpp.cli.common import Json, PairNames, with_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,23 +24,20 @@ EXAMPLES = (
 )
 NUM_LIVE = 2
 """Prompts that are answered live."""
-LENGTHS, THRESHOLDS = (1, 2, 3, 4, 5, 6, 7, 8), (0.05, 0.1, 0.2, 0.3, 0.4)
-USUAL = {"cycles": 3, "max_tokens": 128}
-SLOW = {"cycles": 1, "max_tokens": 80}
-"""The size for SmolLM2, with a third of the settings of its rivals, so that it ends within a minute or two."""
+MAX_TOKENS = 80
 
 
 @with_pair()
 def demo(
     names: PairNames,
     num: Annotated[int, typer.Option(metavar="N", min=1, max=4, help="How many of the built-in prompts, 1 to 4.")] = 4,
-    cycles: Annotated[int | None, typer.Option(metavar="N", help="How often all are timed.  [default: 3; smollm2: 1]")] = None,
+    cycles: Annotated[int, typer.Option(metavar="N", min=1, help="How often all are timed.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Watch a pair decode, then compare policies.
 
     The comparison is a bench with a fixed plan: same prompts, seeds and code; policies interleaved; the rivals tuned on
-    other prompts. With SmolLM2 (where its file is installed) or the reference pair it takes about a minute.
+    other prompts. With SmolLM2 (where its file is installed) it takes about a minute.
     """
     names.check()
     from specdecpp.bench import questions
@@ -52,7 +45,6 @@ def demo(
     from specdecpp.costs.known import measured
 
     name = names.usual
-    size = SLOW if name == "smollm2" else USUAL
     sampling = usual_sampling(name)
     plan = BenchPlan(
         temperatures=(sampling["temperature"],),
@@ -60,27 +52,27 @@ def demo(
         verifications=("token",),
         num_dev=3,
         num_test=num,
-        num_cycles=size["cycles"] if cycles is None else cycles,
-        max_tokens=size["max_tokens"],
+        num_cycles=cycles,
+        max_tokens=MAX_TOKENS,
     )
     pair = names.load()
     if names.target is None and names.head is None and name == "reference":
         print(NO_SMOLLM2, file=sys.stderr)
     _live(pair, num, {"max_tokens": plan.max_tokens, "seed": plan.seed, **sampling}, stderr=as_json)
-    rules = tuple(field(pair.head, thin=3 if size is SLOW else 1))
+    rules = tuple(field(pair.head))
     asked = questions.encoded(pair, questions.BUILT_IN, num_dev=plan.num_dev, num_test=plan.num_test)
     code = race(Contest(pair=pair, rules=rules, sets=[asked], plan=plan, costs=measured(pair)), as_json=as_json)
     if code:
         raise typer.Exit(code)
 
 
-def field(head: "AcceptanceHead | None", *, thin: int) -> "Iterator[Contender]":
+def field(head: "AcceptanceHead | None") -> "Iterator[Contender]":
     """Fixed K and cumulative confidence in the setting that other prompts choose, SpecDec++ with a head, the default rule."""
     from specdecpp.bench.contestants import Contender
     from specdecpp.policies import CostAware, CumulativeConfidence, Fixed, SpecDecPP
 
-    yield Contender(role="fixed", settings=tuple(Fixed(k=k) for k in LENGTHS[: len(LENGTHS) // thin + 1]))
-    yield Contender(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in THRESHOLDS[::thin]))
+    yield Contender(role="fixed", settings=tuple(Fixed(k=k) for k in (1, 2, 3, 5)))
+    yield Contender(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in (0.1, 0.3)))
     if head is not None:
         yield Contender(role="specdecpp", settings=(SpecDecPP.tuned(head),))
     judge = head if head is not None and head.card.is_calibrated else None

@@ -1,4 +1,4 @@
-"""`specdecpp report`: results as tables in the terminal, as markdown, as pictures, and as one page."""
+"""`specdecpp report`: results as tables in the terminal, as pictures, and as one page."""
 
 import sys
 from itertools import chain
@@ -24,7 +24,6 @@ def report(
     results: Annotated[list[Path], typer.Argument(metavar="RESULTS", help="Files of bench.")],
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="One page that needs nothing else.")] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Every picture as a file.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Every table, as markdown.")] = None,
     dataset: Annotated[str | None, typer.Option(metavar="NAME", help="This data set only.")] = None,
 ) -> None:
     """Show results that bench has written.
@@ -33,17 +32,14 @@ def report(
     """
     with told():
         from specdecpp.bench.results import Results
-        from specdecpp.report import tables
         from specdecpp.report.boards import boards
 
         found = boards([Results.read(path) for path in results], dataset=dataset)
-        if not (html or svg or markdown):
-            show(found)
         if html or svg:
             _draw(found, html=html, svg=svg)
-        if markdown:
-            _write(markdown, tables.markdown(found))
-        for path in filter(None, (html, svg, markdown)):
+        else:
+            show(found)
+        for path in filter(None, (html, svg)):
             print(f"wrote {path}", file=sys.stderr)
 
 

@@ -5,21 +5,7 @@ from typing import Annotated
 
 import typer
 
-from specdecpp.cli.common import (
-    BackendOption,
-    Device,
-    DraftOrCopies,
-    DType,
-    DTypeOption,
-    Head,
-    Target,
-    Verification,
-    check_names,
-    load,
-    told,
-    usual,
-    write,
-)
+from specdecpp.cli.common import PairNames, Verification, with_pair, write
 from specdecpp.cli.generate import POLICY_HELP
 
 EXAMPLES = (
@@ -28,10 +14,9 @@ EXAMPLES = (
 )
 
 
+@with_pair(copies=True)
 def serve(
-    target: Target = None,
-    draft: DraftOrCopies = None,
-    head: Head = None,
+    names: PairNames,
     policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
     verification: Verification = "token",
     host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
@@ -53,36 +38,32 @@ def serve(
     max_body: Annotated[int, typer.Option(metavar="N", min=1, help="Longest body of a request, bytes.")] = 2**20,
     timeout: Annotated[float, typer.Option(metavar="S", help="A request may take so many seconds.")] = 300.0,
     grace: Annotated[float, typer.Option(metavar="S", help="Seconds to finish after a signal to stop.")] = 30.0,
-    dtype: DTypeOption = DType.auto,
-    device: Device = None,
-    backend: BackendOption = None,
 ) -> None:
     """Serve a pair to OpenAI's clients, until Ctrl-C."""
-    with told():
-        from specdecpp.policy_spec import parse_policy
-        from specdecpp.serving import ServerSettings, check_extra
+    from specdecpp.policy_spec import parse_policy
+    from specdecpp.serving import ServerSettings, check_extra
 
-        check_extra()
-        from specdecpp.serving import server
-        from specdecpp.serving.validation import check_verification
+    check_extra()
+    from specdecpp.serving import server
+    from specdecpp.serving.validation import check_verification
 
-        spec = None if policy is None else parse_policy(policy)
-        check_names(target, draft, head, spec, copies=True)
-        settings = ServerSettings(
-            verification=verification,
-            name=name,
-            api_key=api_key,
-            allowed_hosts=(host, *(allowed_hosts or ())) if allowed_hosts or api_key is None else (),
-            max_running=max_running,
-            max_waiting=max_waiting,
-            max_prompt_tokens=max_prompt,
-            max_new_tokens=max_tokens,
-            max_body_bytes=max_body,
-            timeout_s=timeout,
-            grace_s=grace,
-        )
-        check_verification(verification)
-        listening = server.bound(host, port)
-        pair = load(usual(target, draft, head), draft, head, dtype=dtype, device=device, backend=backend)
-        settings = replace(settings, policy=None if spec is None else spec.build(pair.head))
-        server.serve(pair, settings, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))
+    spec = None if policy is None else parse_policy(policy)
+    names.check(spec)
+    settings = ServerSettings(
+        verification=verification,
+        name=name,
+        api_key=api_key,
+        allowed_hosts=(host, *(allowed_hosts or ())) if allowed_hosts or api_key is None else (),
+        max_running=max_running,
+        max_waiting=max_waiting,
+        max_prompt_tokens=max_prompt,
+        max_new_tokens=max_tokens,
+        max_body_bytes=max_body,
+        timeout_s=timeout,
+        grace_s=grace,
+    )
+    check_verification(verification)
+    listening = server.bound(host, port)
+    pair = names.load()
+    settings = replace(settings, policy=None if spec is None else spec.build(pair.head))
+    server.serve(pair, settings, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))

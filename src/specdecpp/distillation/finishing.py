@@ -45,7 +45,7 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Tell = lambda lin
     asked = Questions(dataset=plan.sources[0].label, dev=tuple(items[:CHECKED]), test=tuple(items[CHECKED:]))
     of, most = plan.sampling, max(8, min(96, plan.max_tokens))
     trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=most)
-    found = check.check(pair, [asked], trial, tell=lambda spent: tell(f"checking the pair: {spent}"))
+    found = check.check(pair, [asked], trial, tell=lambda now: tell(f"checking the pair: {now.elapsed_s:.0f} s"))
     done = {**card, "head": HEAD, "check": advice.to_dict(found)}
     cache_dir.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")
     return done

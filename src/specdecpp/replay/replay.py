@@ -166,9 +166,19 @@ class Player:
 
     def steps(self, runs: Sequence[int]) -> Iterator[ReplayedStep]:
         """Step by step; `runs` is a row of `Trace.runs`."""
-        play = Play(self, runs)
-        while not play.is_over:
-            yield play.round()
+        trace, policy = self.trace, self.policy
+        memory = policy.start(Given(is_greedy=trace.is_greedy))
+        at, before = 0, 1
+        while at < len(trace):
+            rejected = runs[at]
+            room = min(self._bounded(policy.limit(memory)), max(0, trace.num_places - at), self._ends[rejected] - at)
+            self._view.begin(at, rejected)
+            decision = decide(policy, memory, self.costs, room)
+            count, num_dropped = (decision.limit, 0) if decision.rule is FREE else self._draft(decision)
+            step = self._verified(at, min(count, rejected - at), before, count, num_dropped)
+            memory = policy.learn(memory, step)
+            before, at = count, at + step.num_tokens
+            yield step
 
     def _draft(self, decision: Decision) -> tuple[int, int]:
         """(draft tokens to be verified, draft tokens dropped)."""
@@ -180,6 +190,24 @@ class Player:
                 return count - num_dropped, num_dropped
         return decision.limit, 0
 
+    def _verified(self, at: int, accepted: int, before: int, count: int, num_dropped: int) -> ReplayedStep:
+        """The step at a position, with so many draft tokens of which the first `accepted` are the answer's."""
+        expected_s, draft_s, verify_s = self._prices[count]
+        expected_s += self.costs.switch_s * is_switch(before, count)
+        self._view.num_tokens = count
+        return ReplayedStep(
+            num_tokens=min(accepted + 1, len(self.trace) - at),
+            num_drafted=count,
+            num_accepted=accepted,
+            expected_s=expected_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            num_dropped=num_dropped,
+            judged=self._view.judged[:count] if self._judges else (),
+            costs=self.costs,
+            overlaps=() if self.trace.is_greedy else self._overlaps[at : at + min(accepted + 1, count)],
+        )
+
     def _bounded(self, limit: int) -> int:
         """The limit under the bound; ValueError where the branches do not reach that far."""
         bounded = limit if self._bound is None else min(limit, self._bound)
@@ -190,56 +218,6 @@ class Player:
                 "replay(..., max_tokens=...), or collect labels with longer branches."
             )
         return bounded
-
-
-class Play:
-    """One answer being decoded by a player, step by step. A player has one at a time."""
-
-    def __init__(self, player: Player, runs: Sequence[int]):
-        self._player, self._runs = player, runs
-        policy = player.policy
-        self._memory = policy.start(Given(is_greedy=player.trace.is_greedy))
-        self._at, self._before = 0, 1
-
-    @property
-    def is_over(self) -> bool:
-        return self._at >= len(self._player.trace)
-
-    def round(self) -> ReplayedStep:
-        """The next one, as the policy has it."""
-        decision = self.open()
-        return self.close(*((decision.limit, 0) if decision.rule is FREE else self._player._draft(decision)))
-
-    def open(self) -> Decision:
-        """How the next one may end."""
-        of, at = self._player, self._at
-        rejected = self._runs[at]
-        room = min(of._bounded(of.policy.limit(self._memory)), max(0, of.trace.num_places - at), of._ends[rejected] - at)
-        of._view.begin(at, rejected)
-        return decide(of.policy, self._memory, of.costs, room)
-
-    def survivals(self, num: int) -> list[float]:
-        """Products of q in an open step over the first 0, 1, ..., `num` draft tokens."""
-        view, found = self._player._view, []
-        for view.num_tokens in range(num + 1):
-            found.append(view.cumulative_confidence)
-        return found
-
-    def close(self, count: int, num_dropped: int = 0) -> ReplayedStep:
-        """Have so many draft tokens verified, and learn."""
-        of, view = self._player, self._player._view
-        accepted = min(count, self._runs[self._at] - self._at)
-        emitted = min(accepted + 1, len(of.trace) - self._at)
-        expected_s, draft_s, verify_s = of._prices[count]
-        expected_s += of.costs.switch_s * is_switch(self._before, count)
-        view.num_tokens = count
-        judged = view.judged[:count] if of._judges else ()
-        took = expected_s, draft_s, verify_s
-        overlaps = () if of.trace.is_greedy else of._overlaps[self._at : self._at + min(accepted + 1, count)]
-        outcome = ReplayedStep(emitted, count, accepted, *took, num_dropped, judged=judged, costs=of.costs, overlaps=overlaps)
-        self._memory = of.policy.learn(self._memory, outcome)
-        self._before, self._at = count, self._at + emitted
-        return outcome
 
 
 def _opinion(trace: Trace, policy: Policy) -> Opinion | None:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs
-from specdecpp.replay.intervals import Interval, ratio, ratio_of_ratios
+from specdecpp.replay.intervals import Interval, ratio_of_ratios
 
 
 class ReplayedStep(NamedTuple):
@@ -72,10 +72,6 @@ class Rates:
     def mean_acceptance_length(self) -> float:
         """Tokens of a target pass."""
         return float(self.tokens.sum() / self.passes.sum())
-
-    def interval(self) -> Interval:
-        """Tokens per second, with 95 % over prompts."""
-        return ratio(self.tokens, self.seconds)
 
     def gain(self, over: "Rates") -> Interval:
         """Tokens per second over those of another rule on the same answers, with 95 % over prompts: 1 is no gain."""

@@ -3,8 +3,8 @@
 | file | what is in it |
 |---|---|
 | boards.py | rows that belong together |
-| tables.py | the rows for a terminal and in markdown; where the time goes |
-| sentences.py, advice.py | the rows of a comparison, and the result of a check, in words |
+| tables.py | the rows of a comparison, for a terminal and in words, and the columns of the page |
+| advice.py | the result of a check in words |
 | theme.py | colours and typeface of pages and pictures |
 | pictures.py | the pictures of a board |
 | page.py, page.html.j2 | everything as one HTML file |

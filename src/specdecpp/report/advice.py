@@ -8,8 +8,9 @@ from specdecpp.bench.check import CHEAP, GOOD, WIDE, Check, Option
 from specdecpp.bench.results import Interval, Machine
 from specdecpp.bench.rows import MIN_PROMPTS
 from specdecpp.bench.turns import LENGTHS
+from specdecpp.policy_spec import spec_of
 from specdecpp.report import render
-from specdecpp.report.sentences import times
+from specdecpp.report.tables import times
 
 NOTABLE = 1.05
 """Factor by which decoding would have to become faster for a fault to be worth a sentence."""
@@ -138,13 +139,5 @@ def to_dict(check: Check) -> dict[str, Any]:
 
 
 def _option(option: Option) -> dict[str, Any]:
-    return {
-        "policy": option.spec,
-        "label": option.label,
-        "tokens_per_second": option.tokens_per_second,
-        "tokens_per_pass": option.tokens_per_pass,
-        "speedup": option.speedup,
-        "speedup_interval": option.interval,
-        "decoding": option.decoding,
-        "decoding_interval": option.decoding_interval,
-    }
+    figures = {name: value for name, value in vars(option).items() if name != "policy"}
+    return {"policy": spec_of(option.policy), "label": option.label, **figures}

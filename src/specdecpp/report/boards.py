@@ -79,16 +79,12 @@ def boards(files: Sequence[Results], *, dataset: str | None = None) -> list[Boar
     for i, file in enumerate(files):
         key = names[i] if names.count(names[i]) == 1 else f"{names[i]} {i + 1}"
         for name in wanted:
-            found += _boards(file, name, key if len(files) > 1 else "")
+            rows = sorted((row for row in file.rows if row.dataset == name), key=_order)
+            for temperature in sorted({row.temperature for row in rows}):
+                own = tuple(row for row in rows if row.temperature == temperature)
+                board = Board(results=file, dataset=name, temperature=temperature, rows=own, key=key if len(files) > 1 else "")
+                found.append(board)
     return found
-
-
-def _boards(file: Results, dataset: str, key: str) -> list[Board]:
-    rows = sorted((row for row in file.rows if row.dataset == dataset), key=_order)
-    return [
-        Board(results=file, dataset=dataset, temperature=t, rows=tuple(row for row in rows if row.temperature == t), key=key)
-        for t in sorted({row.temperature for row in rows})
-    ]
 
 
 def _order(row: Row) -> tuple[int, float]:

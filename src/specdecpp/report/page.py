@@ -8,7 +8,7 @@ from specdecpp import __version__
 from specdecpp.report import tables
 from specdecpp.report.boards import Board
 from specdecpp.report.pictures import Picture
-from specdecpp.report.theme import DARK, FONT, LIGHT, PAGE, variables
+from specdecpp.report.theme import DARK, FONT, LIGHT, PAGE
 
 
 def page(boards: Sequence[Board], drawn: Sequence[Sequence[Picture]]) -> str:
@@ -16,7 +16,8 @@ def page(boards: Sequence[Board], drawn: Sequence[Sequence[Picture]]) -> str:
 
     >>> Path("report.html").write_text(page(found, gallery(found)), encoding="utf-8")           # doctest: +SKIP
     """
-    light, dark = (variables(theme, page=behind) for theme, behind in zip((LIGHT, DARK), PAGE, strict=True))
+    themes = (LIGHT | {"page": PAGE[0]}, DARK | {"page": PAGE[1]})
+    light, dark = (";".join(f"--{name}:{colour}" for name, colour in theme.items()) for theme in themes)
     environment = Environment(
         loader=PackageLoader("specdecpp.report", "."),
         autoescape=True,

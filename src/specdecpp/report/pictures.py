@@ -1,7 +1,6 @@
 """Pictures of results, drawn by matplotlib. Our own policies have the accent colour; every picture has its words.
 
-pareto        target passes against discarded draft tokens
-reliability   predicted against observed acceptance
+pareto   target passes against discarded draft tokens
 """
 
 import io
@@ -68,7 +67,7 @@ def styled() -> Iterator[None]:
     except ImportError as error:
         raise MissingExtraError(
             "pictures are drawn by matplotlib, which is not installed. Install it with: pip install 'specdecpp[plots]' "
-            "(tables in the terminal and --markdown need nothing)."
+            "(tables in the terminal need nothing)."
         ) from error
 
     with mpl.rc_context(STYLE):
@@ -94,17 +93,9 @@ def finished(drawn: "Figure", description: str, *, name: str) -> Picture:
 
 
 def gallery(boards: Sequence[Board]) -> list[list[Picture]]:
-    """The pictures of every board, as far as its rows have the figures; reliability is with the last board of its data set.
-
-    Raises `MissingExtraError` without matplotlib.
-    """
-    last = {(id(board.results), board.dataset): i for i, board in enumerate(boards)}.values()
-    drawn = []
-    for i, board in enumerate(boards):
-        found = [pareto(board, verification) for verification in board.verifications]
-        found += [reliability(board)] if i in last else []
-        drawn.append([picture for picture in found if picture])
-    return drawn
+    """The pictures of every board, as far as its rows have the figures. Raises `MissingExtraError` without matplotlib."""
+    found = [[pareto(board, verification) for verification in board.verifications] for board in boards]
+    return [[picture for picture in of if picture] for of in found]
 
 
 @styled()
@@ -141,22 +132,6 @@ def pareto(board: Board, verification: str) -> Picture | None:
     words = "; ".join(f"{row.label} {row.discard_rate:.2f} and {row.verification_rate:.2f}" for row in headline)
     text = f"Discarded draft tokens and target passes per token: {words}."
     return finished(drawn, text, name=_slug("pareto", board.name, verification))
-
-
-@styled()
-def reliability(board: Board) -> Picture | None:
-    """The head's probabilities against the share that was accepted, in bins of equal mass; None without figures."""
-    bins = board.results.reliability.get(board.dataset)
-    if not bins:
-        return None
-    predicted, accepted = bins["confidence"], bins["frequency"]
-    drawn = figure(f"Predicted and observed acceptance: {board.dataset}", height=4.2, width=4.2)
-    axes = drawn.subplots()
-    axes.plot([0, 1], [0, 1], color=LIGHT["muted"], linestyle="--", linewidth=1)
-    axes.plot(predicted, accepted, "o-", color=LIGHT["accent"], markersize=4)
-    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="predicted probability", ylabel="share accepted")
-    words = "; ".join(f"{a:.2f} and {b:.2f}" for a, b in zip(predicted, accepted, strict=True))
-    return finished(drawn, f"Predicted and observed, by bin: {words}.", name=_slug("reliability", board.dataset, board.key))
 
 
 def _slug(*parts: str) -> str:

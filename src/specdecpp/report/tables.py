@@ -1,11 +1,10 @@
-"""Results as tables: for a terminal of 80 columns, and as markdown with every setting that was run.
+"""Results as tables: for a terminal of 80 columns, and the columns of the page (`page`).
 
-The terminal shows the chosen setting of every rule, oracles, and what follows in words. Markdown and the page (`page`) have
-every row, with intervals; where a rule loses, its row stays.
+The terminal shows the chosen setting of every rule, oracles, and what follows in words, where a loss is stated as plainly
+as a win. The page has every row, with intervals.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -13,12 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from specdecpp.bench.results import Interval, Results, Row
-from specdecpp.report import render, sentences
+from specdecpp.report import render
 from specdecpp.report.boards import Board
 from specdecpp.report.theme import TIMES
 
 NONE = "-"
-PARTS = ("draft", "verify", "head", "other")
 Column = tuple[str, Callable[[Row], str]]
 
 
@@ -62,7 +60,7 @@ COLUMNS: tuple[Column, ...] = (
     ("of perfect\nprobability, %", lambda row: share(row, "perfect")),
     ("of hind-\nsight, %", lambda row: share(row, "hindsight")),
 )
-"""Columns of markdown and the page, after the policy."""
+"""Columns of the page, after the policy."""
 SHORT: tuple[Column, ...] = (
     ("tokens\n/s", speed),
     ("times\ntarget", lambda row: f"{row.speedup:.2f}"),
@@ -77,8 +75,42 @@ SHORT: tuple[Column, ...] = (
 
 def told(board: Board) -> list[str]:
     """Sentences about the rows."""
-    written = sentences.said(board.rows) if board.target else []
-    return [sentence.removeprefix(f"{board.title}: ") for sentence in written]
+    return list(said(board.rows)) if board.target else []
+
+
+def said(rows: Sequence[Row]) -> Iterator[str]:
+    """Sentences about the rows of one data set and temperature: the fastest rule, and the rule without a threshold."""
+    drafting = [row for row in rows if row.chosen and row.role != "target"]
+    if not drafting:
+        return
+    best = max(drafting, key=lambda row: row.speedup)
+    speed = f"{times(best.speedup, best.speedup_interval)} the target alone"
+    if round(best.speedup, 2) <= 1:
+        yield f"No rule is faster than the target alone; {name_of(best)} comes closest with {speed}."
+    else:
+        yield f"{name_of(best)} is fastest, {speed}{_gain(best)}."
+    for row in drafting:
+        if row.role == "cost_aware" and row is not best:
+            yield f"{name_of(row)} reaches {times(row.speedup, row.speedup_interval)}{_gain(row)}."
+
+
+def name_of(row: Row) -> str:
+    """The label, and the verification where it is not the usual one."""
+    return row.label if row.verification in ("token", "greedy") else f"{row.label} ({row.verification})"
+
+
+def times(value: float, interval: Interval | None) -> str:
+    """Text such as "1.25 times [1.20, 1.31]"."""
+    return f"{value:.2f} times" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
+
+
+def _gain(row: Row) -> str:
+    gain, interval = row.gain_over_best_fixed, row.gain_interval
+    if gain is None or (interval is None and gain == 0):
+        return ""
+    spread = "" if interval is None else f" [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"
+    doubt = ": too close to call" if interval is not None and interval[0] < 0 < interval[1] else ""
+    return f", {100 * gain:+.1f} %{spread} on the best fixed K{doubt}"
 
 
 def sections(board: Board, *, is_whole: bool) -> list[tuple[str, list[Row]]]:
@@ -124,26 +156,22 @@ def sources(results: Results) -> list[str]:
     return lines
 
 
-# Terminal
-
-
-def terminal(boards: Sequence[Board], *, is_whole: bool = False) -> RenderableType:
-    """Tables and sentences, at most 80 columns wide; whole: with every setting."""
+def terminal(boards: Sequence[Board]) -> RenderableType:
+    """Tables and sentences, at most 80 columns wide."""
     parts: list[RenderableType] = []
     for board in boards:
-        parts += [render.heading(board.title, board.costs), Padding(_table(board, is_whole=is_whole), (0, 1)), ""]
-        if not is_whole and (hidden := num_hidden(board)):
-            parts.append(Padding(Text(f"{hidden} more settings are in --markdown and --html.", "dim"), (0, 1)))
+        parts += [render.heading(board.title, board.costs), Padding(_table(board), (0, 1)), ""]
+        if hidden := num_hidden(board):
+            parts.append(Padding(Text(f"{hidden} more settings are in the page: report --html.", "dim"), (0, 1)))
         parts += [Padding(Text(sentence), (0, 1)) for sentence in told(board)]
     notes = dict.fromkeys(note for results in files(boards) for note in results.notes)
     return Group(*parts, *(Padding(Text(f"note: {note}", "dim"), (0, 1)) for note in notes))
 
 
-def _table(board: Board, *, is_whole: bool) -> Table:
+def _table(board: Board) -> Table:
     """The chosen rows: the fastest in bold, the rule without a threshold in the accent colour, oracles dim."""
     table = render.plain_table("policy", *(header for header, _ in SHORT), gap=1)
-    found = sections(board, is_whole=is_whole)
-    fastest = best(board, is_whole=is_whole)
+    found, fastest = sections(board, is_whole=False), best(board, is_whole=False)
     for name, rows in found:
         if len(found) > 1:
             table.add_row(Text(name, "dim"))
@@ -151,55 +179,3 @@ def _table(board: Board, *, is_whole: bool) -> Table:
             style = ["bold"] * (row is fastest) + [render.ACCENT] * is_marked(row) + ["dim"] * (row.role == "oracle")
             table.add_row(row.label, *(cell(row) for _, cell in SHORT), style=" ".join(style))
     return table
-
-
-def times(rows: Sequence[Row]) -> RenderableType:
-    """A table for every data set and temperature: milliseconds of a token in each chosen row, and their parts in percent."""
-    parts: list[RenderableType] = []
-    for arena in sentences.arenas(rows):
-        table = render.plain_table("policy", "ms\n/token", *(f"{part}\n%" for part in PARTS), gap=2)
-        for row in arena:
-            if row.chosen and row.time_shares:
-                shares = (f"{100 * row.time_shares.get(part, 0.0):.0f}" for part in PARTS)
-                style = render.ACCENT if is_marked(row) else ""
-                table.add_row(sentences.name_of(row), f"{1000 / row.tokens_per_second:.2f}", *shares, style=style)
-        heading = render.heading("Time", f"of a token, {arena[0].dataset}, T = {arena[0].temperature:g}")
-        parts += [heading, Padding(table, (0, 1))]
-    return Group(*parts)
-
-
-# Markdown
-
-
-def markdown(boards: Sequence[Board]) -> str:
-    """Every board as a table of what was chosen and, folded away, one of all settings; then where the figures come from."""
-    lines = ["# Results"]
-    for board in boards:
-        lines += ["", f"## {_plain(board.title)}", "", f"{_plain(board.costs[:1].upper() + board.costs[1:])}.", ""]
-        lines += [f"- {_plain(sentence)}" for sentence in told(board)]
-        lines += ["", *_markdown_table(board, is_whole=False)]
-        if num_hidden(board):
-            lines += ["", "<details><summary>Every setting</summary>", ""]
-            lines += [*_markdown_table(board, is_whole=True), "", "</details>"]
-    for results in files(boards):
-        lines += ["", *(f"- {_plain(line)}" for line in sources(results))]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_table(board: Board, *, is_whole: bool) -> list[str]:
-    names = [name.replace("\n/", "/").replace("-\n", "").replace("\n", " ") for name, _ in COLUMNS]
-    lines = [_line("policy", "verification", *names), "|---|---|" + "---:|" * len(COLUMNS)]
-    for name, rows in sections(board, is_whole=is_whole):
-        for row in rows:
-            label = f"**{_plain(row.label)}**" if is_marked(row) else _plain(row.label)
-            lines.append(_line(label, name.split()[0], *(cell(row) for _, cell in COLUMNS)))
-    return lines
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _plain(text: Any) -> str:
-    """Text that markdown leaves as it is."""
-    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")

@@ -28,12 +28,3 @@ PAGE = ("#f6f7f8", "#0f1316")
 SIGNAL = ("#a8460c", "#f2a065")
 TIMES = "\N{MULTIPLICATION SIGN}"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-
-
-def variables(theme: dict[str, str], **others: str) -> str:
-    """Colours as CSS variables.
-
-    >>> variables({"ink": "#000"}, page="#fff")
-    '--ink:#000;--page:#fff'
-    """
-    return ";".join(f"--{name}:{colour}" for name, colour in (theme | others).items())
