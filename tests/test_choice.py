@@ -1,21 +1,19 @@
-"""Which backends a pair gets: by name, or the first that can run it; threads by measurement, the same again later."""
+"""Which backends a pair gets: by name, or the first that can run it."""
 
 import json
 import os
 import shutil
 import time
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from distributions import unchecked
 
 from specdecpp import Pair, cache_dir, load_pair
 from specdecpp.backends import EagerModel, LeanModel, probe
 from specdecpp.errors import BackendError
-from specdecpp.loading import checks, choice
+from specdecpp.loading import checks
 from specdecpp.loading.models import Checkpoint
 from specdecpp.testing import save_tiny_pair
 
@@ -27,14 +25,6 @@ BOTH = "lean", "eager"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "specdecpp"
-
-
-@pytest.fixture
-def threads(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the figures, where the lean backend has one or two threads of its own."""
-    monkeypatch.setattr(choice, "_THREADED", {"lean"})
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    return home
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +41,12 @@ def loaded(folders: Folders, backend: Any = BOTH) -> Pair:
     return load_pair(folders[0], draft=folders[1], backend=backend)
 
 
-def memory(home: Path) -> Path:
-    """The file of the figures."""
-    (found,) = home.glob("threads-*.json")
-    return found
-
-
 def test_a_name_is_an_order_and_of_several_the_first_is_taken(llama: Folders, gpt2: Folders, home: Path) -> None:
     """Catches an order that cannot be followed but is taken for a wish, and a wish that fails where one of its backends cannot
     do it."""
     pair = loaded(llama, "lean")
     assert type(pair.target) is LeanModel
     assert pair.backends == "lean (as asked)"
-    assert not list(home.glob("threads-*")), "nothing to measure"
     with pytest.raises(BackendError, match=r"no backend can run .*lean: it is not one of"):
         loaded(gpt2, "lean")
     with unchecked(), pytest.raises(ValueError, match=r"there is no backend 'turbo'. Backends: graphs"):
@@ -76,45 +59,11 @@ def test_a_name_is_an_order_and_of_several_the_first_is_taken(llama: Folders, gp
     )
 
 
-def test_the_fastest_threads_are_taken_and_remembered(llama: Folders, threads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a choice against its own figures, and one that changes from process to process with the noise."""
-    pair = loaded(llama)
-    found = json.loads(memory(threads).read_text())
-    fastest = min(found["step_s"], key=found["step_s"].get)
-    assert pair.backends.startswith(f"lean, {fastest} thread")
-    assert "ms a step of 4 draft tokens" in pair.backends
-    monkeypatch.setattr(choice, "_measured", lambda *_: pytest.fail("measured again"))
-    figures = {"1": 3e-9, "2": 1e-9}
-    memory(threads).write_text(json.dumps({**found, "step_s": figures}))
-    told = loaded(llama).backends
-    assert told == "lean, 2 threads: 0.0 ms a step of 4 draft tokens here; 1 thread 0.0 (the first choice)"
-
-
-@pytest.mark.parametrize("positions", [3, 6])
-def test_short_contexts_are_tried_as_far_as_they_go(positions: int, threads: Path, tmp_path: Path) -> None:
-    """Catches a trial that runs past the end of a small model's context."""
-    folders = save_tiny_pair(tmp_path / "short")
-    for folder in folders:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
-    assert "ms a step" in loaded(folders).backends
-
-
-def test_a_choice_of_a_busy_minute_is_made_again(llama: Folders, threads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches one thread, chosen while others had the machine, that is kept for ever as equal steps look steady; and half a
-    file that stops a pair from being loaded."""
-    for seconds, is_steady in (({1: 0.1, 2: 0.2}, False), ({1: 0.2, 2: 0.1}, True)):
-        monkeypatch.setattr(choice, "_steps", lambda option, num, seconds=seconds: repeat(seconds[num]))
-        assert loaded(llama).backends.startswith(f"lean, {min(seconds, key=seconds.__getitem__)} thread")
-        assert json.loads(memory(threads).read_text())["is_steady"] == is_steady
-        memory(threads).write_text('{"step_s": {"1": "half a fi')
-
-
-def test_what_takes_its_time_is_told(llama: Folders, threads: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_takes_its_time_is_told(llama: Folders, home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Catches a silent load of minutes."""
     with caplog.at_level("INFO", logger="specdecpp.loading"):
         loaded(llama, None)
-    for words in ("reading the tokenizer", f"weights of {llama[1]}", "comparing LeanModel", "trying lean, 1 thread"):
+    for words in ("reading the tokenizer", f"weights of {llama[1]}", "comparing LeanModel"):
         assert words in caplog.text
 
 
