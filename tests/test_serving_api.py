@@ -15,7 +15,8 @@ from served import Served, served
 import specdecpp as sd
 from specdecpp.decoder import Decoder, encode
 from specdecpp.loading.pair import Pair
-from specdecpp.serving import page, stream
+from specdecpp.serving import stream
+from specdecpp.serving.app import PAGE
 
 TEXT = "Ann has 3 bags of 12 apples. How many apples does she have?"
 MESSAGES: list[Any] = [{"role": "user", "content": f"{TEXT}\nLet's think step by step."}]
@@ -94,7 +95,7 @@ def test_the_playground_is_one_page_that_asks_nobody_else(server: Served) -> Non
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     text = reply.text
     for name in ("page.css", "page.js"):
-        assert (page.FOLDER / name).read_text() in text
+        assert (PAGE / name).read_text() in text
     assert not re.search(r"/\* (style|script) \*/", text)
     assert not re.search(r"https?://", text)
     assert not re.search(r"<script[^>]+src|<link[^>]+stylesheet|@import|@font-face|url\(", text)

@@ -20,7 +20,7 @@ from specdecpp.policies import MaxConfidence
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.scheduler import outcome_of
 from specdecpp.serving import stream
-from specdecpp.serving.engine import EngineThread, trim_memory
+from specdecpp.serving.engine import EngineThread
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import LEAST, Recorder
 from specdecpp.serving.jobs import End, Job, Part, StepEvent
@@ -356,20 +356,6 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
         assert [cache for cache in held if cache() is not None] == []
     finally:
         gc.enable()
-
-
-def test_memory_is_given_back_when_nothing_is_left_to_do(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a server that keeps what its busiest hour took, and evidence that is gathered although nobody asked for it."""
-    calls: list[int] = []
-    monkeypatch.setattr("specdecpp.serving.engine.trim_memory", lambda: calls.append(1))
-    engine, listener = EngineThread(ServerSettings()), Listener()
-    engine.start()
-    engine.submit(job(decoder, listener, max_tokens=3))
-    assert listener.end.error is None
-    engine.stop()
-    assert calls == [1]
-    assert {event.evidence for event in listener.events} == {None}
-    trim_memory()
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.0005])

@@ -4,13 +4,11 @@ Requests wait in a queue until one of `max_running` places is free. One that was
 caches before the next turn.
 """
 
-import ctypes
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from time import monotonic
 from typing import Literal
 
@@ -55,7 +53,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._running: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
-        self._is_open = self._is_stopping = self._has_failed = self._has_freed = False
+        self._is_open = self._is_stopping = self._has_failed = False
         self._mean_s = 1.0
         self._pace = Pace()
         self._thread: threading.Thread | None = None
@@ -146,16 +144,13 @@ class EngineThread:
                 for queue in (self._running, self._waiting):
                     for job, end in [(job, end) for job in queue if (end := job.end_due())]:
                         queue.remove(job)
-                        self._free(job)
+                        job.free()
                         job.send(end)
                 while self._waiting and len(self._running) < self._settings.max_running:
                     self._running.append(self._waiting.popleft())
                 if self._running:
                     self._running.rotate(-1)  # prompts are read in turn
                     return list(self._running)
-                if self._has_freed:
-                    trim_memory()
-                    self._has_freed = False
                 if self._is_stopping:
                     return None
                 self._changed.wait()
@@ -196,19 +191,9 @@ class EngineThread:
     def _finish(self, job: Job, end: End) -> None:
         with self._changed:
             self._running.remove(job)
-        self._free(job)
+        job.free()
         self._mean_s += 0.1 * (monotonic() - job.submitted - self._mean_s)
         job.send(end)
-
-    def _free(self, job: Job) -> None:
-        job.free()
-        self._has_freed = True
-
-
-def trim_memory() -> None:
-    """Return freed memory to the system (malloc_trim(3)): glibc keeps that of a server's busiest hour."""
-    with suppress(OSError, TypeError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _failed() -> ApiError:

@@ -92,11 +92,11 @@ class RequestValidator:
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
         with self._lock:
             prompts = [self._encode(prompt, body) for prompt in body.prompts]
-            decoder, verification = self._chosen(body.how, sampling)
+            decoder, verification = self._chosen(body.speculative, sampling)
         options: Options = {
             "max_tokens": self._max_tokens(body, longest=max(map(len, prompts))),
             "sampling": sampling,
-            "stop": body.stop or (),
+            "stop": body.stop,
             "ignore_eos": body.ignore_eos,
         }
         every = [prompt for prompt in prompts for _ in range(body.n)]
@@ -113,7 +113,7 @@ class RequestValidator:
             parts=tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True)),
             num_prompt_tokens=sum(map(len, prompts)),
             num_top=body.num_top,
-            details=body.how.details,
+            details=body.speculative.details,
         )
 
     def _encode(self, prompt: Any, body: CompletionRequest | ChatRequest) -> list[int]:
