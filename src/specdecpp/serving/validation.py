@@ -125,11 +125,9 @@ class RequestValidator:
             raise ApiError(str(error), param=field) from error
         except Exception as error:  # the template's own, or the tokenizer's
             raise ApiError(f"the prompt cannot be read: {first_line(error)}", param=field) from error
-        most, context = self.settings.max_prompt_tokens, self.pair.target.max_length
+        context = self.pair.target.max_length
         if not ids:
             raise ApiError("the prompt has no tokens, and the tokenizer has no start token to begin with.", param=field)
-        if most is not None and len(ids) > most:
-            raise _too_long(f"the prompt has {len(ids)} tokens, this server takes {most}. Shorten the prompt.", body)
         if context is not None and len(ids) >= context:
             message = f"the prompt has {len(ids)} tokens, and the context of {context} must hold an answer too."
             raise _too_long(f"{message} Shorten the prompt.", body)
