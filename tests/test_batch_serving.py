@@ -12,8 +12,7 @@ from specdecpp.backends import EagerModel, NativeModel, native
 from specdecpp.policies import Fixed
 from specdecpp.scheduler import decode, step
 from specdecpp.serving import engine
-from specdecpp.serving.engine import FEW, EngineThread, Pace
-from specdecpp.serving.jobs import End, Job, Part, StepEvent
+from specdecpp.serving.engine import FEW, End, EngineThread, Job, Pace, Part, StepEvent
 from specdecpp.serving.schema import CompletionRequest
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.serving.validation import RequestValidator

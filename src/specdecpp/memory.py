@@ -22,7 +22,7 @@ from specdecpp.sampling import Sampling
 from specdecpp.verify import Verification, is_lossless
 
 if TYPE_CHECKING:
-    from specdecpp.costs.known import Known
+    from specdecpp.costs.measuring import Known
 
 SAMPLINGS = 64
 """Ways of sampling of which a decoder remembers what requests have taught, those used last."""
@@ -49,7 +49,7 @@ class Memory:
     def costs(self) -> Costs | None:
         """Costs of a step, measured or given; None where the policy does not ask."""
         if self._costs is None and self.policy.needs_costs:
-            from specdecpp.costs.known import known
+            from specdecpp.costs.measuring import known
 
             if "known" not in self.pair.measured:
                 self.pair.measured["known"] = known(self.pair)
@@ -75,7 +75,7 @@ class Memory:
 
     def _keep(self, now: Costs) -> None:
         """Keep what the clock has made of the costs, without the head that this rule asks."""
-        from specdecpp.costs.known import keep
+        from specdecpp.costs.measuring import keep
 
         known = self._known
         assert known is not None, "given costs are not kept"

@@ -165,7 +165,7 @@ def _here(labels: Path, names: PairNames) -> "tuple[Pair, Machine]":
     """The pair that the labels are of, unless another is named, and its costs on this machine."""
     from specdecpp.bench import replays
     from specdecpp.bench.results import Machine
-    from specdecpp.costs.known import measured
+    from specdecpp.costs.measuring import measured
     from specdecpp.errors import DataError, PairError
     from specdecpp.report import render
     from specdecpp.training import shards

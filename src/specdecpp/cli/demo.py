@@ -49,7 +49,7 @@ def demo(
     names.check()
     from specdecpp.bench import questions
     from specdecpp.bench.contest import BenchPlan, Contest, usual_sampling
-    from specdecpp.costs.known import measured
+    from specdecpp.costs.measuring import measured
 
     name = names.usual
     size = SLOW if name == "smollm2" else USUAL

@@ -50,7 +50,7 @@ class Pair:
     kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
     """The caches of its last requests, for those that begin alike."""
     measured: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Costs that this process knows (`costs.known`): the same for all decoders, so that a seed repeats."""
+    """Costs that this process knows (`costs.measuring.known`): the same for all decoders, so that a seed repeats."""
 
     def __post_init__(self) -> None:
         if self.target.vocab_size != self.draft.vocab_size:

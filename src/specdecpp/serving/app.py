@@ -16,14 +16,12 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from specdecpp import __version__
 from specdecpp.loading.pair import Pair
 from specdecpp.serving import schema
-from specdecpp.serving.answers import Answer
-from specdecpp.serving.engine import EngineThread
+from specdecpp.serving.answers import Answer, EventQueue, EventStream, Exchange
+from specdecpp.serving.engine import EngineThread, Job
 from specdecpp.serving.errors import ApiError, add_handlers
-from specdecpp.serving.jobs import Job
 from specdecpp.serving.metrics import CONTENT_TYPE, ServerMetrics
 from specdecpp.serving.middleware import RequestMiddleware
 from specdecpp.serving.settings import ServerSettings
-from specdecpp.serving.stream import EventQueue, EventStream, Exchange
 from specdecpp.serving.validation import RequestValidator
 
 PAGE = Path(__file__).parent / "page"

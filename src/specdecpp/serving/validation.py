@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specdecpp.backends.kept import Forks
-from specdecpp.costs.known import measured
+from specdecpp.costs.measuring import measured
 from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
@@ -21,9 +21,9 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policy_spec import parse_policy, spec_of
 from specdecpp.prompt import encode
 from specdecpp.sampling import Sampling, asked
+from specdecpp.serving.engine import Part
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import Recorder
-from specdecpp.serving.jobs import Part
 from specdecpp.serving.schema import ChatRequest, CompletionRequest, Speculative
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.session import Session
