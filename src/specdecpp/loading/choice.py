@@ -5,7 +5,6 @@ as long as `native` on two cores, and 7 times as long as `graphs` on a GPU. All 
 """
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
 
 from specdecpp import cache_dir
 from specdecpp.backends import Model
@@ -16,16 +15,10 @@ from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.models import ModelSource
 
 
-class Chosen(NamedTuple):
-    """The backends of a pair, and why it has these."""
-
-    target: Model
-    draft: Model | SuffixDrafter
-    reason: str
-
-
-def choose(target: ModelSource, draft: ModelSource | None, *, vocab_size: int, kinds: Collection[str] | None = None) -> Chosen:
-    """The first of `kinds` that can run the models (None: all, the likely fast ones first).
+def choose(
+    target: ModelSource, draft: ModelSource | None, *, vocab_size: int, kinds: Collection[str] | None = None
+) -> tuple[Model, Model | SuffixDrafter, str]:
+    """Backends of target and draft, of the first of `kinds` that can run both (None: all, the likely fast ones first), and why.
 
     Raises `BackendError` where none can, ValueError for a kind that does not exist.
     """
@@ -46,7 +39,7 @@ def choose(target: ModelSource, draft: ModelSource | None, *, vocab_size: int, k
         else:
             why = "as asked" if is_order else f"not others: {'; '.join(refused)}" if refused else "the first choice"
             proposer = drafts[0] if drafts else SuffixDrafter(vocab_size, device=made.device)
-            return Chosen(made, proposer, f"{name} ({why})")
+            return made, proposer, f"{name} ({why})"
     beside = "" if draft is None else f" with {draft.name}"
     raise BackendError(f"no backend can run {target.name}{beside}: {'; '.join(refused)}.")
 
