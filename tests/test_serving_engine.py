@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from served import PATIENCE_S
+from served import PATIENCE_S, Listener
 
 import specdecpp as sd
 from specdecpp.decoder import Decoder
@@ -35,34 +35,6 @@ from specdecpp.verify import GreedyVerification, TokenVerification
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
     return Decoder(sd.load_pair(target, draft=draft), policy=sd.Fixed(k=2))
-
-
-class Listener:
-    """All events of one request, and a way to hold the engine's thread at one."""
-
-    def __init__(self) -> None:
-        self.all: list[StepEvent | End] = []
-        self.ended, self.may_go_on, self.is_held = threading.Event(), threading.Event(), threading.Event()
-        self.may_go_on.set()
-
-    def __call__(self, what: StepEvent | End) -> None:
-        self.all.append(what)
-        if isinstance(what, End):
-            self.ended.set()
-            return
-        self.is_held.set()
-        assert self.may_go_on.wait(PATIENCE_S)
-
-    @property
-    def events(self) -> list[StepEvent]:
-        return [what for what in self.all if isinstance(what, StepEvent)]
-
-    @property
-    def end(self) -> End:
-        assert self.ended.wait(PATIENCE_S), "the request never ended"
-        (end,) = [what for what in self.all if isinstance(what, End)]
-        assert self.all[-1] is end
-        return end
 
 
 def job(decoder: Decoder, listener: Listener, *, max_tokens: int, timeout_s: float = math.inf, **more) -> Job:
