@@ -5,17 +5,19 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from distributions import unchecked
 
 from specdecpp import Pair, cache_dir, load_pair
-from specdecpp.backends import EagerModel, LeanModel, probe
+from specdecpp.backends import EagerModel, LeanModel, NativeModel, native, probe
 from specdecpp.errors import BackendError
-from specdecpp.loading import checks
+from specdecpp.loading import checks, choice
 from specdecpp.loading.models import Checkpoint
-from specdecpp.testing import save_tiny_pair
+from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
 Folders = tuple[Path, Path]
 BOTH = "lean", "eager"
@@ -57,6 +59,38 @@ def test_a_name_is_an_order_and_of_several_the_first_is_taken(llama: Folders, gp
     assert told.startswith(
         "lean (not others: graphs: its weights are not on a GPU; native: its heads are 8 wide, not a multiple"
     )
+
+
+def test_the_faster_threads_are_taken_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a choice against its own figures or one that follows the noise from load to load; one thread, chosen while others
+    had the machine, that is kept for ever; and half a file that stops a pair from being loaded."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    model: Any = SimpleNamespace(with_threads=lambda num: SimpleNamespace(new_cache=lambda: num))
+    for seconds, is_steady in (({1: 0.1, 2: 0.2}, False), ({1: 0.2, 2: 0.1}, True), ({1: 7.0, 2: 6.0}, True)):
+        monkeypatch.setattr(choice, "_pass_s", seconds.__getitem__)
+        best = min(seconds, key=seconds.__getitem__)
+        assert choice._num_threads(model, {}) == best
+        (memory,) = home.glob("threads-*.json")
+        assert json.loads(memory.read_text())["is_steady"] == is_steady
+        monkeypatch.setattr(choice, "_pass_s", lambda cache: pytest.fail("measured again"))
+        assert choice._num_threads(model, {}) == best
+        memory.write_text('{"num": 1, "half a fi')
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("positions", [3, 256])
+def test_threads_of_compiled_code_are_told(positions: int, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a trial that runs past the end of a small model's context, and a choice that does not reach both models."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for role, seed in (("target", 1), ("draft", 2)):
+        model = tiny_model("llama", head_dim=16, max_position_embeddings=positions, seed=seed)
+        model.save_pretrained(tmp_path / role)
+        tiny_tokenizer().save_pretrained(tmp_path / role)
+    pair = loaded((tmp_path / "target", tmp_path / "draft"), "native")
+    assert isinstance(pair.target, NativeModel)
+    assert isinstance(pair.draft, NativeModel)
+    assert pair.backends == f"native, {pair.target.num_threads} of 2 threads (as asked)"
+    assert pair.draft.num_threads == pair.target.num_threads
 
 
 def test_what_takes_its_time_is_told(llama: Folders, home: Path, caplog: pytest.LogCaptureFixture) -> None:

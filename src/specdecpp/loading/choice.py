@@ -1,18 +1,31 @@
 """The choice of a pair's backends: by name, or the first kind that can run both models.
 
 The kinds are tried in the order of their speed in all measurements so far (`benchmarks/results`): a step takes `lean` 12 times
-as long as `native` on two cores, and 7 times as long as `graphs` on a GPU. All have torch's number of threads.
+as long as `native` on two cores, and 7 times as long as `graphs` on a GPU. Compiled code has all of torch's threads where these
+are faster than one: on a busy machine, or in a container with fewer cores than it sees, they wait for each other.
 """
 
+import logging
 from collections.abc import Collection, Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
 
 from specdecpp import cache_dir
-from specdecpp.backends import Model
+from specdecpp.backends import Cache, Model
 from specdecpp.backends.engines import BACKENDS
+from specdecpp.backends.native import NativeModel
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import BackendError
+from specdecpp.loading.checks import code
 from specdecpp.loading.gguf import is_gguf
 from specdecpp.loading.models import ModelSource
+
+BUDGET_S, LONG_S = 1.8, 1.0
+"""Seconds after which no further turn begins, and those of a first pass that says enough."""
+TOKENS, TURN, TURNS = 5, 4, 8
+log = logging.getLogger("specdecpp.loading")
 
 
 def choose(
@@ -33,13 +46,17 @@ def choose(
         name = first if first == last else f"{first} with {last} for the draft"
         try:
             _check(own, is_order=is_order)
-            made, *drafts = (model.backend(kind, vocab_size=vocab_size) for model, kind in own)
+            made = [model.backend(kind, vocab_size=vocab_size) for model, kind in own]
         except BackendError as error:
             refused[f"{name}: {str(error).rstrip('.')}"] = None
         else:
             why = "as asked" if is_order else f"not others: {'; '.join(refused)}" if refused else "the first choice"
-            proposer = drafts[0] if drafts else SuffixDrafter(vocab_size, device=made.device)
-            return made, proposer, f"{name} ({why})"
+            if isinstance(made[0], NativeModel) and torch.get_num_threads() > 1:
+                num = _num_threads(made[0], target.identity)
+                made = [model.with_threads(num) if isinstance(model, NativeModel) else model for model in made]
+                name += f", {num} of {torch.get_num_threads()} threads"
+            proposer = made[-1] if draft else SuffixDrafter(vocab_size, device=made[0].device)
+            return made[0], proposer, f"{name} ({why})"
     beside = "" if draft is None else f" with {draft.name}"
     raise BackendError(f"no backend can run {target.name}{beside}: {'; '.join(refused)}.")
 
@@ -63,3 +80,33 @@ def _check(own: Iterable[tuple[ModelSource, str]], *, is_order: bool) -> None:
         raise BackendError(
             f"its copy of the weights takes {copy / 1e9:.1f} GB, and {free / 1e9:.1f} are free (ask for it by name)"
         )
+
+
+def _num_threads(model: NativeModel, identity: dict[str, Any]) -> int:
+    """One thread or all, whichever reads a few tokens faster here. All are kept for good, as they are faster unless others are
+    at work on the machine."""
+    most = torch.get_num_threads()
+    facts = {"method": 16, "model": identity, "code": code(), **cache_dir.about()}
+    kept = (cache_dir.recall("threads", facts) or {}).get("num")
+    if kept in (1, most):
+        return kept
+    log.info("trying one thread and all")
+    caches, times, began = {num: model.with_threads(num).new_cache() for num in (1, most)}, {1: [], most: []}, perf_counter()
+    for _ in range(TURNS):
+        for num, cache in caches.items():
+            first = _pass_s(cache)  # it finds the processor's caches as others left them
+            times[num] += [first] if first > LONG_S else [_pass_s(cache) for _ in range(TURN - 1)]
+        if perf_counter() - began > BUDGET_S:
+            break
+    best = min(times, key=lambda num: sorted(times[num])[len(times[num]) // 4])  # a busy machine adds to some
+    cache_dir.remember("threads", facts, {"num": best}, is_steady=best == most and cache_dir.is_steady(times.values()))
+    return best
+
+
+def _pass_s(cache: Cache) -> float:
+    """Seconds of a pass over a few tokens."""
+    num, began = min(TOKENS, cache.max_length or TOKENS), perf_counter()
+    cache.extend([0] * num, rows=num)
+    seconds = perf_counter() - began
+    cache.rollback(0)
+    return seconds
