@@ -193,7 +193,7 @@ def _exact(name: str) -> Model:
     """A file's values in float32, computed by torch."""
     if name not in _EXACT:
         model = GGUF(name)
-        _EXACT[name] = model.backend("eager", vocab_size=model.num_rows, num_threads=1)
+        _EXACT[name] = model.backend("eager", vocab_size=model.num_rows)
     return _EXACT[name]
 
 

@@ -29,7 +29,7 @@ from peers.provenance import provenance
 
 import specdecpp as sd
 from specdecpp.bench.contest import in_turn
-from specdecpp.costs.known import measured
+from specdecpp.costs.measuring import measured
 from specdecpp.lab import (
     AcceptanceEMA,
     AdaptiveEntropy,

@@ -19,10 +19,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from peers.provenance import provenance
 
 from specdecpp import __version__
 from specdecpp.backends import Cache
+from specdecpp.backends.native import NativeModel
 from specdecpp.errors import SpecdecError
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.models import Checkpoint
@@ -40,7 +42,9 @@ def backends(name: str, dtype: str, kinds: list[str], threads: list[int]) -> Ite
             print(f"without {kind}: {reason}")
             continue
         for n in threads:
-            cache = model.backend(kind, vocab_size=model.num_rows, num_threads=n).new_cache()
+            torch.set_num_threads(n)
+            backend = model.backend(kind, vocab_size=model.num_rows)
+            cache = (backend.with_threads(n) if isinstance(backend, NativeModel) else backend).new_cache()
             cache.extend([7 + i % 500 for i in range(CONTEXT)], rows=1)
             yield kind, n, cache
 

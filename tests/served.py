@@ -11,12 +11,44 @@ import httpx2
 import openai
 
 from specdecpp.loading.pair import Pair
-from specdecpp.serving.engine import EngineThread
+from specdecpp.serving.engine import End, EngineThread, StepEvent
 from specdecpp.serving.server import Server, address, bound, server_for
 from specdecpp.serving.settings import ServerSettings
 
 PATIENCE_S = 300.0
 """Only what has gone wrong takes as long, however busy the machine."""
+
+
+class Listener:
+    """All events of one request, and a way to hold the engine's thread at one."""
+
+    def __init__(self) -> None:
+        self.all: list[StepEvent | End] = []
+        self.ended, self.may_go_on, self.is_held = threading.Event(), threading.Event(), threading.Event()
+        self.may_go_on.set()
+
+    def __call__(self, what: StepEvent | End) -> None:
+        self.all.append(what)
+        if isinstance(what, End):
+            self.ended.set()
+            return
+        self.is_held.set()
+        assert self.may_go_on.wait(PATIENCE_S)
+
+    @property
+    def events(self) -> list[StepEvent]:
+        return [what for what in self.all if isinstance(what, StepEvent)]
+
+    @property
+    def end(self) -> End:
+        assert self.ended.wait(PATIENCE_S), "the request never ended"
+        (end,) = [what for what in self.all if isinstance(what, End)]
+        assert self.all[-1] is end
+        return end
+
+    @property
+    def tokens(self) -> list[int]:
+        return [piece.token for event in self.events for piece in event.step.pieces]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,18 @@
 """Many requests in the passes of a server: prompts beside steps, and what fails, which fails alone."""
 
-import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from batched import PROMPTS, compiled_pair, session
+from served import Listener
 
 from specdecpp import Decoder, Pair
 from specdecpp.backends import EagerModel, NativeModel, native
 from specdecpp.policies import Fixed
 from specdecpp.scheduler import decode, step
 from specdecpp.serving import engine
-from specdecpp.serving.engine import FEW, EngineThread, Pace
-from specdecpp.serving.jobs import End, Job, Part, StepEvent
+from specdecpp.serving.engine import FEW, EngineThread, Job, Pace, Part
 from specdecpp.serving.schema import CompletionRequest
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.serving.validation import RequestValidator
@@ -28,20 +27,6 @@ def pair() -> Pair:
     return compiled_pair()
 
 
-class Listener:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.end: End | None = None
-        self.is_over = threading.Event()
-
-    def __call__(self, what: StepEvent | End) -> None:
-        if isinstance(what, End):
-            self.end = what
-            self.is_over.set()
-        else:
-            self.tokens += [piece.token for piece in what.step.pieces]
-
-
 def served(decoder: Decoder, *, watched: int | None = None, recorder: Any = None) -> list[Listener]:
     """Five requests to a server at once, of which one is watched."""
     thread, listeners = EngineThread(ServerSettings(max_running=4)), [Listener() for _ in PROMPTS]
@@ -50,8 +35,6 @@ def served(decoder: Decoder, *, watched: int | None = None, recorder: Any = None
         part = Part(prompt=prompt, options={"max_tokens": 20, "seed": i})
         by = recorder if i == watched else None
         thread.submit(Job(decoder=decoder, parts=[part], listener=listener, timeout_s=60.0, recorder=by))
-    for listener in listeners:
-        assert listener.is_over.wait(60)
     thread.stop()
     return listeners
 
@@ -107,7 +90,7 @@ def test_a_step_that_fails_together_is_run_again_alone(name: str, pair: Pair, mo
     failed = fails_together(monkeypatch, name, also=lambda cache: cache.length > 30)  # the long prompt's
     found = served(decoder)
     assert max(failed) > 1
-    ends = [listener.end.error for listener in found if listener.end]
+    ends = [listener.end.error for listener in found]
     assert [refusal is not None for refusal in ends] == [False, False, True, False, False]
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 2)
 
@@ -143,7 +126,7 @@ def test_what_somebody_makes_of_a_step_ends_one_request(pair: Pair) -> None:
         return fails
 
     found = served(decoder, watched=1, recorder=recorder)
-    assert [bool(listener.end and listener.end.error) for listener in found] == [False, True, False, False, False]
+    assert [listener.end.error is not None for listener in found] == [False, True, False, False, False]
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
     assert found[1].tokens == alone[1][: len(found[1].tokens)] != []
 
@@ -168,7 +151,7 @@ def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: 
 
     monkeypatch.setattr(NativeModel, "check_ids", fails)
     found = served(decoder)
-    assert [bool(listener.end and listener.end.error) for listener in found] == [False, True, False, False, False]
+    assert [listener.end.error is not None for listener in found] == [False, True, False, False, False]
     assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
 
 

@@ -1,11 +1,11 @@
-"""Which backends a pair gets: by name, or the first that can run it; threads by measurement, the same again later."""
+"""Which backends a pair gets: by name, or the first that can run it."""
 
 import json
 import os
 import shutil
 import time
-from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +13,11 @@ import torch
 from distributions import unchecked
 
 from specdecpp import Pair, cache_dir, load_pair
-from specdecpp.backends import EagerModel, LeanModel, probe
+from specdecpp.backends import EagerModel, LeanModel, NativeModel, native, probe
 from specdecpp.errors import BackendError
 from specdecpp.loading import checks, choice
 from specdecpp.loading.models import Checkpoint
-from specdecpp.testing import save_tiny_pair
+from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
 Folders = tuple[Path, Path]
 BOTH = "lean", "eager"
@@ -27,14 +27,6 @@ BOTH = "lean", "eager"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "specdecpp"
-
-
-@pytest.fixture
-def threads(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the figures, where the lean backend has one or two threads of its own."""
-    monkeypatch.setattr(choice, "_THREADED", {"lean"})
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    return home
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +43,12 @@ def loaded(folders: Folders, backend: Any = BOTH) -> Pair:
     return load_pair(folders[0], draft=folders[1], backend=backend)
 
 
-def memory(home: Path) -> Path:
-    """The file of the figures."""
-    (found,) = home.glob("threads-*.json")
-    return found
-
-
 def test_a_name_is_an_order_and_of_several_the_first_is_taken(llama: Folders, gpt2: Folders, home: Path) -> None:
     """Catches an order that cannot be followed but is taken for a wish, and a wish that fails where one of its backends cannot
     do it."""
     pair = loaded(llama, "lean")
     assert type(pair.target) is LeanModel
     assert pair.backends == "lean (as asked)"
-    assert not list(home.glob("threads-*")), "nothing to measure"
     with pytest.raises(BackendError, match=r"no backend can run .*lean: it is not one of"):
         loaded(gpt2, "lean")
     with unchecked(), pytest.raises(ValueError, match=r"there is no backend 'turbo'. Backends: graphs"):
@@ -76,45 +61,43 @@ def test_a_name_is_an_order_and_of_several_the_first_is_taken(llama: Folders, gp
     )
 
 
-def test_the_fastest_threads_are_taken_and_remembered(llama: Folders, threads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a choice against its own figures, and one that changes from process to process with the noise."""
-    pair = loaded(llama)
-    found = json.loads(memory(threads).read_text())
-    fastest = min(found["step_s"], key=found["step_s"].get)
-    assert pair.backends.startswith(f"lean, {fastest} thread")
-    assert "ms a step of 4 draft tokens" in pair.backends
-    monkeypatch.setattr(choice, "_measured", lambda *_: pytest.fail("measured again"))
-    figures = {"1": 3e-9, "2": 1e-9}
-    memory(threads).write_text(json.dumps({**found, "step_s": figures}))
-    told = loaded(llama).backends
-    assert told == "lean, 2 threads: 0.0 ms a step of 4 draft tokens here; 1 thread 0.0 (the first choice)"
+def test_the_faster_threads_are_taken_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a choice against its own figures or one that follows the noise from load to load; one thread, chosen while others
+    had the machine, that is kept for ever; and half a file that stops a pair from being loaded."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    model: Any = SimpleNamespace(with_threads=lambda num: SimpleNamespace(new_cache=lambda: num))
+    for seconds, is_steady in (({1: 0.1, 2: 0.2}, False), ({1: 0.2, 2: 0.1}, True), ({1: 7.0, 2: 6.0}, True)):
+        monkeypatch.setattr(choice, "_pass_s", seconds.__getitem__)
+        best = min(seconds, key=seconds.__getitem__)
+        assert choice._num_threads(model, {}) == best
+        (memory,) = home.glob("threads-*.json")
+        assert json.loads(memory.read_text())["is_steady"] == is_steady
+        monkeypatch.setattr(choice, "_pass_s", lambda cache: pytest.fail("measured again"))
+        assert choice._num_threads(model, {}) == best
+        memory.write_text('{"num": 1, "half a fi')
 
 
-@pytest.mark.parametrize("positions", [3, 6])
-def test_short_contexts_are_tried_as_far_as_they_go(positions: int, threads: Path, tmp_path: Path) -> None:
-    """Catches a trial that runs past the end of a small model's context."""
-    folders = save_tiny_pair(tmp_path / "short")
-    for folder in folders:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
-    assert "ms a step" in loaded(folders).backends
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("positions", [3, 256])
+def test_threads_of_compiled_code_are_told(positions: int, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a trial that runs past the end of a small model's context, and a choice that does not reach both models."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for role, seed in (("target", 1), ("draft", 2)):
+        model = tiny_model("llama", head_dim=16, max_position_embeddings=positions, seed=seed)
+        model.save_pretrained(tmp_path / role)
+        tiny_tokenizer().save_pretrained(tmp_path / role)
+    pair = loaded((tmp_path / "target", tmp_path / "draft"), "native")
+    assert isinstance(pair.target, NativeModel)
+    assert isinstance(pair.draft, NativeModel)
+    assert pair.backends == f"native, {pair.target.num_threads} of 2 threads (as asked)"
+    assert pair.draft.num_threads == pair.target.num_threads
 
 
-def test_a_choice_of_a_busy_minute_is_made_again(llama: Folders, threads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches one thread, chosen while others had the machine, that is kept for ever as equal steps look steady; and half a
-    file that stops a pair from being loaded."""
-    for seconds, is_steady in (({1: 0.1, 2: 0.2}, False), ({1: 0.2, 2: 0.1}, True)):
-        monkeypatch.setattr(choice, "_steps", lambda option, num, seconds=seconds: repeat(seconds[num]))
-        assert loaded(llama).backends.startswith(f"lean, {min(seconds, key=seconds.__getitem__)} thread")
-        assert json.loads(memory(threads).read_text())["is_steady"] == is_steady
-        memory(threads).write_text('{"step_s": {"1": "half a fi')
-
-
-def test_what_takes_its_time_is_told(llama: Folders, threads: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_takes_its_time_is_told(llama: Folders, home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Catches a silent load of minutes."""
     with caplog.at_level("INFO", logger="specdecpp.loading"):
         loaded(llama, None)
-    for words in ("reading the tokenizer", f"weights of {llama[1]}", "comparing LeanModel", "trying lean, 1 thread"):
+    for words in ("reading the tokenizer", f"weights of {llama[1]}", "comparing LeanModel"):
         assert words in caplog.text
 
 

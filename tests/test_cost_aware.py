@@ -9,7 +9,7 @@ from distributions import Request, outcome, random_head, unchecked
 from distributions import drafted as host_draft
 
 from specdecpp import Decoder, Pair
-from specdecpp.costs import known as known_costs
+from specdecpp.costs import measuring
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import ArgmaxLength, AutoOff
 from specdecpp.policies import CostAware, Costs, Fixed, Policy
@@ -263,7 +263,7 @@ def test_it_is_the_default_of_a_pair_with_a_calibrated_head(verification):
 def test_a_measured_head_is_paid_for_by_the_rules_that_ask_it(monkeypatch: pytest.MonkeyPatch):
     """Catches draft tokens whose judging is free, and rules that pay for a head they do not ask."""
     costs = Costs(draft_s=0.25, passes={1: 1.0}, head_s=0.125)
-    monkeypatch.setattr(known_costs, "known", lambda pair: known_costs.Known(costs=costs, now=costs))
+    monkeypatch.setattr(measuring, "known", lambda pair: measuring.Known(costs=costs, now=costs))
     assert Decoder(pair()).costs == Costs(draft_s=0.375, passes={1: 1.0})
     assert Decoder(pair(), policy=ArgmaxLength()).costs == costs
     assert Decoder(pair(), costs=costs).costs == Costs(draft_s=0.375, passes={1: 1.0}), "nor where they were given"

@@ -12,7 +12,7 @@ import torch
 from distributions import outcome
 
 from specdecpp import Decoder, Fixed, Pair, load_pair
-from specdecpp.costs import CostClock, chain_tokens, known, measuring
+from specdecpp.costs import CostClock, chain_tokens, measuring
 from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, SETTLED_ALONE, TOGETHER, WAIT
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
@@ -263,7 +263,7 @@ def test_short_contexts_are_measured_as_far_as_they_go(room: int | None, home: P
     """Catches a measurement that overruns a context, or takes a step for one that is longer than there was room for."""
     target = TableModel.random(vocab_size=8, depth=1, seed=6, max_length=room)
     pair = Pair(target=target, draft=TableModel.random(vocab_size=8, depth=1, seed=7), tokenizer=tiny_tokenizer(8))
-    widths = list(known.measured(pair).passes)
+    widths = list(measuring.measured(pair).passes)
     assert widths == [k + 1 for k in measuring.LENGTHS if room is None or 2 * k + 6 <= room]
     assert not home.exists(), "models without a fingerprint cannot be told apart, so nothing is kept"
 
@@ -308,12 +308,12 @@ def test_noise_makes_no_step_no_cheaper_pass_and_no_start():
 
 def test_a_second_process_weighs_the_same_costs_of_the_same_pair(folder: Path, pair: Pair, home: Path):
     """Catches figures that are measured anew, so that a seed gives another answer, and one pair's costs used for another."""
-    first = known.measured(pair)
+    first = measuring.measured(pair)
     (file,) = home.glob("costs-*")
     assert json.loads(file.read_text())["draft_s"] == first.draft_s
     target, draft = folder / "target", folder / "draft"
     for num, (p, q) in enumerate(((target, draft), (draft, draft), (target, target)), 1):
-        found = known.measured(load_pair(p, draft=q, backend="lean"))  # by name: another backend has costs of its own
+        found = measuring.measured(load_pair(p, draft=q, backend="lean"))  # by name: another backend has costs of its own
         assert (found == first) == (num == 1)
         assert len(list(home.glob("costs-*"))) == num
 
@@ -323,12 +323,12 @@ def test_a_second_process_weighs_the_same_costs_of_the_same_pair(folder: Path, p
 )
 def test_a_damaged_file_is_measured_again_and_mended(content: str, pair: Pair, home: Path):
     """Catches a crash at every start, or nonsense that is believed, after a kill in the middle of a write."""
-    known.measured(pair)
+    measuring.measured(pair)
     (file,) = home.glob("costs-*")
     file.write_text(content)
-    costs = known.measured(pair)
+    costs = measuring.measured(pair)
     assert costs.draft_s > 0
-    assert known.measured(pair) == costs
+    assert measuring.measured(pair) == costs
     assert list(home.glob("costs-*")) == [file], "nothing half-written stays"
 
 

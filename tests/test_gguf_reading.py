@@ -398,7 +398,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_told(sound: Path, tmp_path: Path
     path = Path(shutil.copy(sound / "target.gguf", tmp_path / "m.gguf"))
     model, header = GGUF(path), Header(path)
     os.truncate(path, header.end)
-    for read in (lambda: model.backend("native", vocab_size=SIZE, num_threads=1), lambda: digest_of(header)):
+    for read in (lambda: model.backend("native", vocab_size=SIZE), lambda: digest_of(header)):
         with pytest.raises(BackendError, match=r"m.gguf was changed while it was read: it has \d+ bytes now.*Load it again"):
             read()
 
@@ -430,7 +430,7 @@ def test_offsets_are_checked(sound: Path, tmp_path: Path):
 @pytest.mark.slow
 def test_mutated_files_are_refused_or_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Catches what nobody thought of: a traceback, logits that are no numbers, gigabytes for a file of less than a megabyte."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # one option, so that nothing is timed
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # so that nothing is timed
     sound = [written(tmp_path / "a.gguf", precision="q8_0"), written(tmp_path / "b.gguf", precision="q4_1")]
     content = sound[1].read_bytes()  # another name for a key, so that the tokenizer is made of GGUF's own
     sound[1].write_bytes(content.replace(b"tokenizer.huggingface.json", b"tokenizer.somebody.s.json1"))

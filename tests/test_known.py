@@ -9,7 +9,7 @@ import pytest
 from distributions import unchecked
 
 from specdecpp import Decoder, Pair, decoder, scheduler, step
-from specdecpp.costs import chain_tokens, known, measuring
+from specdecpp.costs import chain_tokens, measuring
 from specdecpp.costs.clock import differ, shares
 from specdecpp.policies import Costs
 from specdecpp.policies.learning import since
@@ -73,7 +73,7 @@ def test_wrong_costs_heal_within_a_request(
     that nothing was ever drafted until the file was deleted by hand."""
     true = replace(TRUE, draft_s=draft_s)
     pair, wrong = priced(true, monkeypatch), scaled(true, *factors)
-    known.keep(pair, known.Known(costs=wrong, now=wrong))
+    measuring.keep(pair, measuring.Known(costs=wrong, now=wrong))
     with unchecked():
         made = Decoder(pair)
         output = made.generate([1, 2], max_tokens=64, ignore_eos=True, temperature=1.0)
@@ -95,7 +95,7 @@ def test_right_costs_are_kept_for_a_seed(home: Path, monkeypatch: pytest.MonkeyP
     """Catches a seed that gives other stops in the next process, because a request without one has corrected the costs by
     little, or because all of the machine was slower."""
     pair, slow = priced(TRUE, monkeypatch), scaled(TRUE, 1.6, 1.5, 1.5)
-    known.keep(pair, known.Known(costs=slow, now=slow))
+    measuring.keep(pair, measuring.Known(costs=slow, now=slow))
     with unchecked():
         drafted = []
         for _ in range(2):
@@ -104,7 +104,8 @@ def test_right_costs_are_kept_for_a_seed(home: Path, monkeypatch: pytest.MonkeyP
             drafted.append([r.num_drafted for r in made.generate([1, 2], max_tokens=40, ignore_eos=True, seed=3).steps])
             made.generate([1, 2], max_tokens=64, ignore_eos=True)
     assert drafted[0] == drafted[1]
-    assert known.known(pair).now.verify_s(2) == pytest.approx(TRUE.verify_s(2), rel=0.15), "the others begin with what is now"
+    now = measuring.known(pair).now
+    assert now.verify_s(2) == pytest.approx(TRUE.verify_s(2), rel=0.15), "the others begin with what is now"
 
 
 def test_a_decoder_that_is_made_has_measured(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

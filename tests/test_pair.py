@@ -396,16 +396,6 @@ def test_seeds_decide(decoder: Decoder) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_ends_end_and_ignore_eos_ignores_them(pair: Pair) -> None:
-    """Catches several end ids of which one counts, an end id in the text, and an option without effect."""
-    decoder = Decoder(replace(pair, ends=(9, 30, 47)), policy=Fixed(k=3))
-    answers = [decoder.generate("hello", max_tokens=60, seed=seed) for seed in range(30)]
-    assert {out.tokens[-1] for out in answers if out.finish_reason == "eos"} == {9, 30, 47}
-    assert not any(set(out.tokens[:-1]) & {9, 30, 47} for out in answers)
-    ignoring = decoder.generate("hello", max_tokens=60, seed=0, ignore_eos=True)
-    assert (len(ignoring.tokens), ignoring.finish_reason) == (60, "length")
-
-
 def test_text_ids_and_messages_mean_the_same(pair: Pair) -> None:
     """Catches special tokens that one of the three forms of a prompt adds or drops."""
     tokenizer = tiny_tokenizer()

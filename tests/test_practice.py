@@ -12,7 +12,7 @@ import pytest
 from distributions import outcome, unchecked
 
 from specdecpp import Decoder, Pair, load_pair
-from specdecpp.costs import known, measuring
+from specdecpp.costs import measuring
 from specdecpp.costs.practice import PROMPTS, Practice, Practised, texts
 from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.policies.learning import Experience
@@ -160,7 +160,7 @@ def test_a_pair_practises_in_both_ways_while_it_is_measured(loaded: Pair) -> Non
     assert len(texts(loaded)) == len(PROMPTS)
     assert len(PROMPTS) % 2 == 1
     decoder = Decoder(loaded)
-    practice = known.known(loaded).practice
+    practice = measuring.known(loaded).practice
     assert practice.greedy
     assert practice.sampled
     assert practice.judge == "q"

@@ -15,7 +15,8 @@ from served import Served, served
 import specdecpp as sd
 from specdecpp.decoder import Decoder, encode
 from specdecpp.loading.pair import Pair
-from specdecpp.serving import page, stream
+from specdecpp.serving import answers
+from specdecpp.serving.app import PAGE
 
 TEXT = "Ann has 3 bags of 12 apples. How many apples does she have?"
 MESSAGES: list[Any] = [{"role": "user", "content": f"{TEXT}\nLet's think step by step."}]
@@ -94,7 +95,7 @@ def test_the_playground_is_one_page_that_asks_nobody_else(server: Served) -> Non
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     text = reply.text
     for name in ("page.css", "page.js"):
-        assert (page.FOLDER / name).read_text() in text
+        assert (PAGE / name).read_text() in text
     assert not re.search(r"/\* (style|script) \*/", text)
     assert not re.search(r"https?://", text)
     assert not re.search(r"<script[^>]+src|<link[^>]+stylesheet|@import|@font-face|url\(", text)
@@ -120,8 +121,8 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI) -> None:
 def test_a_completion_streams_too(client: openai.OpenAI) -> None:
     """Catches offsets of log-probabilities that begin anew with every chunk, and that count tokens which are not shown."""
     special = "<|assistant|>"
-    answers = ((seed, complete(client, seed=seed, logprobs=2, extra_body=FIXED)) for seed in range(100))
-    seed, whole = next((seed, told) for seed, told in answers if special in told.choices[0].logprobs.tokens)
+    told = ((seed, complete(client, seed=seed, logprobs=2, extra_body=FIXED)) for seed in range(100))
+    seed, whole = next((seed, whole) for seed, whole in told if special in whole.choices[0].logprobs.tokens)
     parts = list(complete(client, seed=seed, logprobs=2, stream=True, extra_body=FIXED))
     assert "".join(c.choices[0].text for c in parts) == whole.choices[0].text
     offsets = [offset for c in parts for offset in c.choices[0].logprobs.text_offset]
@@ -132,7 +133,7 @@ def test_a_completion_streams_too(client: openai.OpenAI) -> None:
 
 def test_steps_that_come_together_are_one_chunk(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a chunk per step where nobody asked for steps, one with steps of two answers, and a score that gets lost."""
-    monkeypatch.setattr(stream, "PAUSE_S", 1e9)
+    monkeypatch.setattr(answers, "PAUSE_S", 1e9)
     whole = complete(client, n=2, seed=5, logprobs=1)
     chunks = list(complete(client, n=2, seed=5, logprobs=1, stream=True))
     assert [chunk.choices[0].index for chunk in chunks] == [0, 0, 1]  # the first step at once, all others with the end

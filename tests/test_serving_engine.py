@@ -6,12 +6,11 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from served import PATIENCE_S, eventually
+from served import PATIENCE_S, Listener
 
 import specdecpp as sd
 from specdecpp.decoder import Decoder
@@ -19,14 +18,13 @@ from specdecpp.errors import MissingExtraError
 from specdecpp.policies import MaxConfidence
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.scheduler import outcome_of
-from specdecpp.serving import stream
-from specdecpp.serving.engine import EngineThread, trim_memory
+from specdecpp.serving import answers
+from specdecpp.serving.answers import EventQueue
+from specdecpp.serving.engine import End, EngineThread, Job, Part, StepEvent
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import LEAST, Recorder
-from specdecpp.serving.jobs import End, Job, Part, StepEvent
 from specdecpp.serving.schema import CompletionRequest
 from specdecpp.serving.settings import ServerSettings
-from specdecpp.serving.stream import EventQueue
 from specdecpp.serving.validation import RequestValidator
 from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
@@ -39,107 +37,10 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return Decoder(sd.load_pair(target, draft=draft), policy=sd.Fixed(k=2))
 
 
-class Listener:
-    """All events of one request, and a way to hold the engine's thread at one."""
-
-    def __init__(self) -> None:
-        self.all: list[StepEvent | End] = []
-        self.ended, self.may_go_on, self.is_held = threading.Event(), threading.Event(), threading.Event()
-        self.may_go_on.set()
-
-    def __call__(self, what: StepEvent | End) -> None:
-        self.all.append(what)
-        if isinstance(what, End):
-            self.ended.set()
-            return
-        self.is_held.set()
-        assert self.may_go_on.wait(PATIENCE_S)
-
-    @property
-    def events(self) -> list[StepEvent]:
-        return [what for what in self.all if isinstance(what, StepEvent)]
-
-    @property
-    def end(self) -> End:
-        assert self.ended.wait(PATIENCE_S), "the request never ended"
-        (end,) = [what for what in self.all if isinstance(what, End)]
-        assert self.all[-1] is end
-        return end
-
-
 def job(decoder: Decoder, listener: Listener, *, max_tokens: int, timeout_s: float = math.inf, **more) -> Job:
     options = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 0, "ignore_eos": True, **more}
     part = Part(prompt=[3, 4, 5], options=options)  # pyright: ignore[reportArgumentType]
     return Job(decoder=decoder, parts=[part], listener=listener, timeout_s=timeout_s)
-
-
-class Held:
-    """An engine whose thread waits inside a first request until `release`, so that what is submitted meanwhile is in order."""
-
-    def __init__(self, decoder: Decoder, limits: ServerSettings):
-        self.engine = EngineThread(limits)
-        self.engine.start()
-        self.first = Listener()
-        self.first.may_go_on.clear()
-        self.engine.submit(job(decoder, self.first, max_tokens=1))
-        assert self.first.is_held.wait(PATIENCE_S)
-
-    def release(self) -> None:
-        self.first.may_go_on.set()
-
-    def close(self) -> None:
-        self.release()
-        self.engine.drop(ApiError("over", status=503))
-        self.engine.stop()
-
-
-@pytest.fixture
-def held(decoder: Decoder, request: pytest.FixtureRequest) -> Iterator[Held]:
-    engine = Held(decoder, getattr(request, "param", ServerSettings()))
-    yield engine
-    engine.close()
-
-
-def test_a_short_request_is_not_stuck_behind_a_long_one(held: Held, decoder: Decoder) -> None:
-    """Catches an engine that finishes one request before it begins the next."""
-    order: list[str] = []
-
-    class Noted(Listener):
-        def __init__(self, name: str):
-            super().__init__()
-            self.name = name
-
-        def __call__(self, what: StepEvent | End) -> None:
-            order.append(self.name)
-            super().__call__(what)
-
-    long, short = Noted("long"), Noted("short")
-    held.engine.submit(job(decoder, long, max_tokens=120))
-    held.engine.submit(job(decoder, short, max_tokens=12))
-    held.release()
-    assert long.end.error is None
-    assert short.end.error is None
-    during = order[: len(order) - order[::-1].index("short")]
-    assert abs(during.count("long") - during.count("short")) <= 2, "turns did not alternate"
-    assert len(long.events) > 2 * len(short.events)
-
-
-@pytest.mark.parametrize("held", [ServerSettings(max_running=1, max_waiting=2)], indirect=True)
-def test_places_are_bounded_and_free_again(held: Held, decoder: Decoder) -> None:
-    """Catches a queue without a bound, one that is off by one, and a place that is lost when its request ends."""
-    waiting = [Listener(), Listener()]
-    for listener in waiting:
-        held.engine.submit(job(decoder, listener, max_tokens=2))
-    with pytest.raises(ApiError, match="all places are taken") as full:
-        held.engine.submit(job(decoder, Listener(), max_tokens=2))
-    assert full.value.status_code == 429
-    assert int((full.value.headers or {})["Retry-After"]) >= 1
-    held.release()
-    assert [listener.end.error for listener in waiting] == [None, None]
-    assert eventually(lambda: held.engine.num_running == held.engine.num_waiting == 0)
-    again = Listener()
-    held.engine.submit(job(decoder, again, max_tokens=2))
-    assert again.end.error is None
 
 
 def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,44 +71,19 @@ def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Deco
     engine.stop()
 
 
-@pytest.mark.parametrize("held", [ServerSettings(max_running=1)], indirect=True)
-def test_what_takes_too_long_ends_also_while_it_waits(held: Held, decoder: Decoder) -> None:
+def test_what_takes_too_long_ends_also_while_it_waits(decoder: Decoder) -> None:
     """Catches a deadline that only counts once a request has had its turn."""
-    late = Listener()
-    held.engine.submit(job(decoder, late, max_tokens=2, timeout_s=1e-9))
-    held.release()
+    engine, first, late = EngineThread(ServerSettings(max_running=1)), Listener(), Listener()
+    engine.start()
+    first.may_go_on.clear()
+    engine.submit(job(decoder, first, max_tokens=2))
+    assert first.is_held.wait(PATIENCE_S)
+    engine.submit(job(decoder, late, max_tokens=2, timeout_s=1e-9))
+    first.may_go_on.set()
     error = late.end.error
     assert error is not None
     assert (error.status_code, error.code, late.events) == (504, "timeout", [])
-
-
-def test_one_request_that_breaks_the_models_takes_no_other_with_it(held: Held, decoder: Decoder, caplog) -> None:
-    """Catches a worker that dies of one request, leaving all others to hang."""
-    broken, well = Listener(), Listener()
-    bad = job(decoder, broken, max_tokens=4)
-    bad.parts = (Part(prompt=[10**6], options={}),)
-    held.engine.submit(bad)
-    held.engine.submit(job(decoder, well, max_tokens=4))
-    held.release()
-    error = broken.end.error
-    assert error is not None
-    assert error.status_code == 500
-    assert well.end.error is None
-    assert "failed in the models" in caplog.text
-
-
-def test_stopping_returns_what_was_dropped(held: Held, decoder: Decoder) -> None:
-    """Catches requests that hang, or end as if they were finished, when the server stops; and one taken on too late."""
-    listener = Listener()
-    held.engine.submit(job(decoder, listener, max_tokens=200))
-    held.engine.close()
-    with pytest.raises(ApiError, match="shutting down") as refused:
-        held.engine.submit(job(decoder, Listener(), max_tokens=1))
-    assert refused.value.status_code == 503
-    assert len(held.engine.drop(ApiError("dropped", status=503))) == 2
-    held.release()
-    assert listener.end.error is not None
-    assert listener.end.error.detail == "dropped"
+    engine.stop()
 
 
 def test_a_failed_start_is_raised() -> None:
@@ -358,24 +234,10 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
         gc.enable()
 
 
-def test_memory_is_given_back_when_nothing_is_left_to_do(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a server that keeps what its busiest hour took, and evidence that is gathered although nobody asked for it."""
-    calls: list[int] = []
-    monkeypatch.setattr("specdecpp.serving.engine.trim_memory", lambda: calls.append(1))
-    engine, listener = EngineThread(ServerSettings()), Listener()
-    engine.start()
-    engine.submit(job(decoder, listener, max_tokens=3))
-    assert listener.end.error is None
-    engine.stop()
-    assert calls == [1]
-    assert {event.evidence for event in listener.events} == {None}
-    trim_memory()
-
-
 @pytest.mark.parametrize("pause_s", [0.0, 0.0005])
 def test_every_event_arrives_in_order(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches an event that is put between a tick and its end, and waits for ever; and events of another request."""
-    monkeypatch.setattr(stream, "PAUSE_S", 0.002)
+    monkeypatch.setattr(answers, "PAUSE_S", 0.002)
 
     def put(queue: EventQueue, num: int) -> None:
         for i in range(num):
@@ -399,7 +261,7 @@ def test_every_event_arrives_in_order(pause_s: float, monkeypatch: pytest.Monkey
 def test_the_first_event_and_the_end_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a first text or an error that waits for others, events that are sent one by one, and a put that fails when the
     event loop has gone."""
-    monkeypatch.setattr(stream, "PAUSE_S", 1e9)
+    monkeypatch.setattr(answers, "PAUSE_S", 1e9)
 
     async def one() -> EventQueue:
         queue = EventQueue()

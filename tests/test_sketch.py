@@ -45,10 +45,10 @@ def test_a_file_that_was_loaded_before_builds_no_model(tmp_path: Path, monkeypat
     path = written(tmp_path / "model.gguf")
     before = GGUF(path)
     num = before.num_rows
-    first = before.backend("native", vocab_size=num, num_threads=1)
+    first = before.backend("native", vocab_size=num)
 
     monkeypatch.setattr(gguf, "built", lambda _: pytest.fail("the model was built again"))
     again = GGUF(path)
     assert again.num_rows == num
-    found = again.backend("native", vocab_size=num, num_threads=1)
+    found = again.backend("native", vocab_size=num)
     assert torch.equal(found.new_cache().extend(TEXT, rows=8)[0], first.new_cache().extend(TEXT, rows=8)[0])

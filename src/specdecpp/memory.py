@@ -8,7 +8,6 @@ without one     corrected by the clock  experience, else practice       it knows
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdecpp import cache_dir
@@ -22,7 +21,7 @@ from specdecpp.sampling import Sampling
 from specdecpp.verify import Verification, is_lossless
 
 if TYPE_CHECKING:
-    from specdecpp.costs.known import Known
+    from specdecpp.costs.measuring import Known
 
 SAMPLINGS = 64
 """Ways of sampling of which a decoder remembers what requests have taught, those used last."""
@@ -49,7 +48,7 @@ class Memory:
     def costs(self) -> Costs | None:
         """Costs of a step, measured or given; None where the policy does not ask."""
         if self._costs is None and self.policy.needs_costs:
-            from specdecpp.costs.known import known
+            from specdecpp.costs.measuring import known
 
             if "known" not in self.pair.measured:
                 self.pair.measured["known"] = known(self.pair)
@@ -75,7 +74,7 @@ class Memory:
 
     def _keep(self, now: Costs) -> None:
         """Keep what the clock has made of the costs, without the head that this rule asks."""
-        from specdecpp.costs.known import keep
+        from specdecpp.costs.measuring import keep
 
         known = self._known
         assert known is not None, "given costs are not kept"
@@ -96,18 +95,20 @@ class Memory:
             clock = self.running_costs()
             return Experience(self.policy, self._beginning(sampling, clock and clock.now))
         if sampling not in self.experiences:
-            pair, clock, keep, past = self.pair, self.running_costs(), None, None
+            pair, clock = self.pair, self.running_costs()
             now = clock and clock.now
-            if pair.is_identified:
-                judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
-                of: dict[str, Any] = {"method": 2}
-                of |= {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
-                of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
-                of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
-                past = since(cache_dir.recall("experience", of), now)
-                keep = partial(_keep_experience, of, clock)
+            judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
+            of: dict[str, Any] = {"method": 2}
+            of |= {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
+            of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
+            of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
+
+            def keep(found: Mapping[str, Any]) -> None:
+                cache_dir.remember("experience", of, {**found, "shares": clock and shares(clock.now)})
+
+            past = since(cache_dir.recall("experience", of), now) if pair.is_identified else None
             past = past or self._beginning(sampling, now)
-            self.experiences[sampling] = Experience(self.policy, past, keep=keep)
+            self.experiences[sampling] = Experience(self.policy, past, keep=keep if pair.is_identified else None)
         self.experiences.move_to_end(sampling)
         while len(self.experiences) > SAMPLINGS:
             self.experiences.popitem(last=False)
@@ -118,8 +119,3 @@ class Memory:
         if sampling.is_greedy not in self._practices:
             self._practices[sampling.is_greedy] = self._beginning(sampling, self.costs)
         return Experience(self.policy, self._practices[sampling.is_greedy])
-
-
-def _keep_experience(of: Mapping[str, Any], clock: CostClock | None, found: Mapping[str, Any]) -> None:
-    """Keep what requests have taught, and at which costs."""
-    cache_dir.remember("experience", of, {**found, "shares": clock and shares(clock.now)})

@@ -42,7 +42,7 @@ def demo(
     names.check()
     from specdecpp.bench import questions
     from specdecpp.bench.contest import BenchPlan, Contest, usual_sampling
-    from specdecpp.costs.known import measured
+    from specdecpp.costs.measuring import measured
 
     name = names.usual
     sampling = usual_sampling(name)

@@ -31,9 +31,6 @@ def serve(
     ] = None,
     max_running: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that are answered at once.")] = 8,
     max_waiting: Annotated[int, typer.Option(metavar="N", min=0, help="Requests that wait; more get 429.")] = 64,
-    max_prompt: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Longest prompt, tokens.  [default: the context]")
-    ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="New tokens a request may have in all.")] = 8192,
     max_body: Annotated[int, typer.Option(metavar="N", min=1, help="Longest body of a request, bytes.")] = 2**20,
     timeout: Annotated[float, typer.Option(metavar="S", help="A request may take so many seconds.")] = 300.0,
@@ -56,7 +53,6 @@ def serve(
         allowed_hosts=(host, *(allowed_hosts or ())) if allowed_hosts or api_key is None else (),
         max_running=max_running,
         max_waiting=max_waiting,
-        max_prompt_tokens=max_prompt,
         max_new_tokens=max_tokens,
         max_body_bytes=max_body,
         timeout_s=timeout,

@@ -4,9 +4,8 @@
 |---|---|
 | curve.py | `Costs`: seconds of a draft token, and of a target pass by the number of positions that it reads |
 | clock.py | `CostClock`: costs that follow the times of the steps |
-| measuring.py | `measure`: the costs of a pair on this machine, with real steps |
+| measuring.py | `known`: the costs of a pair on this machine, of an earlier process or measured now with real steps |
 | practice.py | the prompts that these steps answer, and their lessons for a rule |
-| known.py | `known` and `measured`: figures of an earlier process, corrected by its requests, else measured now |
 """
 
 from specdecpp.costs.clock import CostClock

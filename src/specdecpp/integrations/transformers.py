@@ -24,8 +24,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specdecpp.backends import EagerModel
-from specdecpp.costs.known import measured
-from specdecpp.costs.measuring import measure
+from specdecpp.costs.measuring import measure, measured
 from specdecpp.decoder import default_policy
 from specdecpp.errors import PairError, PromptError, UnsoundError
 from specdecpp.head import AcceptanceHead

@@ -30,13 +30,12 @@ class Loadable:
         self.name = str(name)
         self._made: dict[tuple[str, int], Model] = {}
 
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int, **more: Any) -> Model:
-        """A backend of this kind. `num_threads` is for native, the others have what torch has. Raises `BackendError`."""
+    def backend(self, kind: str, *, vocab_size: int, **more: Any) -> Model:
+        """A backend of this kind. Raises `BackendError`."""
         if (kind, vocab_size) not in self._made:
             log.info("reading the weights of %s", self.name)
             self._made[kind, vocab_size] = self._checked(BACKENDS[kind].model, vocab_size=vocab_size, **more)
-        made = self._made[kind, vocab_size]
-        return made.with_threads(num_threads) if isinstance(made, NativeModel) else made
+        return self._made[kind, vocab_size]
 
     def _checked(self, kind: type, *, model: Any = None, vocab_size: int, **more: Any) -> Model:
         model = model or self.model

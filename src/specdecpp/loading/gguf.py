@@ -180,16 +180,17 @@ class GGUF(Loadable):
         is_exact = kind == "native" or any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
         return reason or (None if is_exact else "its weights are not quantised")
 
-    def backend(self, kind: str, *, vocab_size: int, num_threads: int, **more: Any) -> Model:
-        """A backend of this kind. `num_threads` is for native and llama.cpp. Raises `BackendError`."""
+    def backend(self, kind: str, *, vocab_size: int, **more: Any) -> Model:
+        """A backend of this kind. Raises `BackendError`."""
         if kind == "llama.cpp":
             ids = None if self._unsupported else getattr(self.described.config, trimmed.KEY, None)
-            return LlamaCppModel(self._file, vocab_size=vocab_size, output_ids=ids, num_threads=num_threads)
+            num = torch.get_num_threads()
+            return LlamaCppModel(self._file, vocab_size=vocab_size, output_ids=ids, num_threads=num)
         if BACKENDS[kind].model is NativeModel:
             more |= {"model": self.described, "stored": self.stored}
         if kind == "native-int8":
             more["activations"] = "int8"
-        return super().backend(kind, vocab_size=vocab_size, num_threads=num_threads, **more)
+        return super().backend(kind, vocab_size=vocab_size, **more)
 
 
 def is_gguf(name: str | Path) -> bool:

@@ -5,15 +5,9 @@
     pared   such a file -> its own part: those layers, the last norm, the tokens that it scores
     grow    file + own part -> such a file again
 
-The weights keep their values but for the type they are stored in. Two things are laid out anew: under the architecture
-"llama" the rows of q and k, because llama.cpp turns neighbouring pairs where transformers turns the two halves of a head; and
-Llama 3's scaling of rotary angles, which becomes one factor per frequency. A file says which checkpoint it was made from
-(`fingerprints`), so that a head trained on the checkpoint is known to fit, and it holds the whole tokenizer.json.
-
-Of a file that is cut the layers stay byte for byte. Embedding, output layer, tokenizer and chat template are the file's; the
-last norm is the model's.
-
-Source: the GGUF specification (ggml-org/ggml, docs/gguf.md).
+Rows of q and k and Llama 3's rotary angles are laid out as `gguf_reading` says. A file names the checkpoint that it was made
+from (`fingerprints`), so that a head trained on that is known to fit, and holds the whole tokenizer.json. Of a file that is cut
+the layers stay byte for byte; the last norm is the model's.
 """
 
 import json
@@ -24,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -224,10 +218,7 @@ def _tensors(model: Any, precision: Precision) -> Tensors:
 
 
 def _stored(name: str, values: Tensor, precision: Precision, num_heads: int | None = None) -> Stored:
-    """Values in the type that belongs to them: quantised ones need rows of whole blocks of 32, others fall back to f16.
-
-    Rows of q or k (`num_heads`) are in each head (first half, second half) and become neighbouring pairs.
-    """
+    """Values in the type that belongs to them; rows of q or k (`num_heads`) become neighbouring pairs in each head."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -235,7 +226,7 @@ def _stored(name: str, values: Tensor, precision: Precision, num_heads: int | No
     if values.ndim < 2:
         kind = "F32"
     elif precision.startswith("q") and values.shape[-1] % 32:
-        kind = "F16"
+        kind = "F16"  # such rows are no whole blocks
     elif precision.startswith("q4") and name in _WIDE:
         kind = "Q8_0"
 
@@ -284,20 +275,9 @@ def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> No
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
-class Vocabulary(NamedTuple):
-    """A byte-level BPE tokenizer in llama.cpp's terms, ids past the tokenizer's own filled up.
-
-    kinds      GGUF's: 1 normal, 3 control (a special token), 4 added by hand, 5 unused
-    splitter   llama.cpp's name of the way to cut texts
-    """
-
-    tokens: list[str]
-    kinds: list[int]
-    splitter: str
-
-
-def vocabulary_of(tokenizer: Any, *, size: int) -> Vocabulary:
-    """Read a fast tokenizer of transformers. Raises `BackendError` for one that llama.cpp would cut differently."""
+def vocabulary_of(tokenizer: Any, *, size: int) -> tuple[list[str], list[int], str]:
+    """Tokens of a fast byte-level BPE tokenizer, GGUF's kinds of them (1 normal, 3 special, 4 added by hand, 5 unused), and
+    llama.cpp's name of the way to cut texts. Raises `BackendError` for one that llama.cpp would cut differently."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole = json.loads(backend.to_str()) if backend is not None else {}
     if (whole.get("decoder") or {}).get("type") != "ByteLevel" or whole["model"].get("type") != "BPE":
@@ -312,7 +292,7 @@ def vocabulary_of(tokenizer: Any, *, size: int) -> Vocabulary:
     found, has_words = _steps(whole["pre_tokenizer"]), bool(whole["model"].get("ignore_merges"))
     for name in _WAYS:
         if found == _steps(json.loads(WAYS[name].cutting.__getstate__())) and has_words is WAYS[name].has_words:
-            return Vocabulary([*tokens], [*kinds], name)
+            return [*tokens], [*kinds], name
     raise BackendError(f"the tokenizer cuts texts in a way that has no name here ({json.dumps(found)[:200]}). {_ADVICE} ways.")
 
 
@@ -322,14 +302,15 @@ def _steps(cutting: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]
 
 
-def _add_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any, *, ends: tuple[int, ...]) -> None:
+def _add_vocabulary(writer: Any, vocabulary: tuple[Any, ...], tokenizer: Any, *, ends: tuple[int, ...]) -> None:
     """Write the tokenizer in GGUF's keys, and as it is."""
     from gguf import SpecialVocab
 
+    tokens, kinds, splitter = vocabulary
     writer.add_tokenizer_model("gpt2")  # what GGUF calls byte-level BPE
-    writer.add_tokenizer_pre(vocabulary.splitter)
-    writer.add_token_list(vocabulary.tokens)
-    writer.add_token_types(vocabulary.kinds)
+    writer.add_tokenizer_pre(splitter)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
     writer.add_string(JSON, tokenizer.backend_tokenizer.to_str())
     writer.add_add_space_prefix(False)
     with tempfile.TemporaryDirectory() as folder:

@@ -50,7 +50,7 @@ class Pair:
     kept: Kept = field(default_factory=Kept, init=False, repr=False, compare=False)
     """The caches of its last requests, for those that begin alike."""
     measured: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Costs that this process knows (`costs.known`): the same for all decoders, so that a seed repeats."""
+    """Costs that this process knows (`costs.measuring.known`): the same for all decoders, so that a seed repeats."""
 
     def __post_init__(self) -> None:
         if self.target.vocab_size != self.draft.vocab_size:
@@ -154,19 +154,19 @@ def load_pair(
         check_spells(tokenizer, "tokenizer=")
     vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizer.get_vocab().values()) + 1)
     kinds = [backend] if isinstance(backend, str) else backend
-    chosen = choose(p, None if draft is None else q, vocab_size=vocab_size, kinds=kinds)
+    p_model, q_model, reason = choose(p, None if draft is None else q, vocab_size=vocab_size, kinds=kinds)
     return Pair(
-        target=chosen.target,
-        draft=chosen.draft,
+        target=p_model,
+        draft=q_model,
         tokenizer=tokenizer,
-        head=None if head is None else AcceptanceHead.from_pretrained(head).to(chosen.draft.device),
+        head=None if head is None else AcceptanceHead.from_pretrained(head).to(q_model.device),
         ends=known_ends(p.ends(tokenizer), vocab_size=vocab_size, name=p.name),
         sampling=p.sampling,
         target_name=str(target),
         draft_name="none: copies of the text (suffix)" if draft is None else str(draft),
         target_fingerprint=p.fingerprint,
         draft_fingerprint="suffix-1" if draft is None else q.fingerprint,
-        backends=chosen.reason,
+        backends=reason,
         identities=(p.identity, q.identity),
     )
 

@@ -5,6 +5,7 @@ import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from time import time
 from typing import Annotated, Any
 
@@ -15,17 +16,15 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from specdecpp import __version__
 from specdecpp.loading.pair import Pair
 from specdecpp.serving import schema
-from specdecpp.serving.answers import Answer
-from specdecpp.serving.engine import EngineThread
+from specdecpp.serving.answers import Answer, EventQueue, EventStream, Exchange
+from specdecpp.serving.engine import EngineThread, Job
 from specdecpp.serving.errors import ApiError, add_handlers
-from specdecpp.serving.jobs import Job
 from specdecpp.serving.metrics import CONTENT_TYPE, ServerMetrics
 from specdecpp.serving.middleware import RequestMiddleware
-from specdecpp.serving.page import page
 from specdecpp.serving.settings import ServerSettings
-from specdecpp.serving.stream import EventQueue, EventStream, Exchange
 from specdecpp.serving.validation import RequestValidator
 
+PAGE = Path(__file__).parent / "page"
 STREAM = {
     "text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
 }
@@ -70,7 +69,9 @@ api = APIRouter(prefix="/v1", dependencies=[Depends(_check_key)])
 
 @router.get("/", include_in_schema=False)
 async def playground() -> HTMLResponse:
-    return HTMLResponse(page())
+    """The page that shows drafting live: one document that needs nothing else."""
+    html, css, script = ((PAGE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    return HTMLResponse(html.replace("/* style */", css).replace("/* script */", script))
 
 
 @router.get("/health", responses={503: {"model": schema.Health}})

@@ -26,10 +26,7 @@ LEAST = -9999.0
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredToken:
-    """A token with the target's log-probability, and the top tokens at its place with theirs.
-
-    `num_shown` characters of it are seen in the answer: none of a special token.
-    """
+    """A token with the target's log-probability, the top tokens at its place with theirs, and how many characters it shows."""
 
     text: str
     num_shown: int
@@ -46,19 +43,10 @@ class StepEvidence:
 
 
 class Recorder:
-    """A session's `watch`: it keeps what decided a step, and makes the evidence of it.
-
-    `num_top` alternatives come with every score; None for no scores.
-    """
+    """A session's `watch`: it keeps what decided a step, and makes the evidence of it (`num_top` None: no scores)."""
 
     def __init__(
-        self,
-        tokenizer: Any,
-        sampling: Sampling,
-        *,
-        ends: Collection[int],
-        num_top: int | None = None,
-        details: bool = False,
+        self, tokenizer: Any, sampling: Sampling, *, ends: Collection[int], num_top: int | None = None, details: bool = False
     ):
         self._tokenizer, self._sampling, self._ends = tokenizer, sampling, frozenset(ends)
         self._num_top, self._details = num_top, details
@@ -139,10 +127,7 @@ def _token_text(tokenizer: Any, token: int, skip_special: bool) -> str:
 
 
 def _aligned(least: Sequence[float], num: int) -> list[float]:
-    """The threshold for each survival. Those of a lagged head come one draft token later, hence they are aligned at the end.
-
-    A threshold above 1, which no survival reaches, becomes 1: JSON has no infinity.
-    """
+    """The threshold for each survival, infinite ones as 1; those of a lagged head come one draft token later, at the end."""
     return [min(max(threshold, 0.0), 1.0) for threshold in least[len(least) - num :]]
 
 

@@ -6,7 +6,7 @@ as `frequency_penalty: 0` or `tools: null`, because clients send such values una
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.errors import ApiError
@@ -37,19 +37,10 @@ else:
     Kind = Literal[VERIFICATION_NAMES]
 
 
-def _list_or_text(value: Any) -> str:
-    return "|list" if isinstance(value, list) else "|text"
-
-
-def _bool_or_object(value: Any) -> str:
-    return "|bool" if isinstance(value, bool) else "|object"
-
-
-def _kind_of_prompt(value: Any) -> str:
-    if not isinstance(value, list):
-        return "|text"
-    first = value[0] if value else ""
-    return "|several ids" if isinstance(first, list) else "|ids" if isinstance(first, int) else "|texts"
+def _several(value: Any) -> Any:
+    """A list of one for a text, or for the ids of one."""
+    is_one = isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], int))
+    return [value] if is_one else value
 
 
 class _Body(BaseModel):
@@ -72,13 +63,14 @@ class StreamOptions(_Body):
     include_usage: bool = Field(default=False, description="A last chunk with the usage of the whole request.")
 
 
+def _how(value: Any) -> Any:
+    """`speculative` written out: false is the target alone, true the server's own."""
+    return ({} if value else {"policy": "none"}) if isinstance(value, bool) else value
+
+
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Stops = Annotated[
-    Annotated[Stop, Tag("|text")] | Annotated[list[Stop], Field(max_length=16), Tag("|list")], Discriminator(_list_or_text)
-]
-HowToSpeculate = Annotated[
-    Annotated[bool, Tag("|bool")] | Annotated[Speculative, Tag("|object")], Discriminator(_bool_or_object)
-]
+Stops = Annotated[list[Stop], Field(max_length=16), BeforeValidator(_several, json_schema_input_type=Stop | list[Stop])]
+HowToSpeculate = Annotated[Speculative, BeforeValidator(_how, json_schema_input_type=bool | Speculative)]
 
 
 class BaseRequest(_Body):
@@ -92,7 +84,7 @@ class BaseRequest(_Body):
     )
     min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens below this times the largest probability.")
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="Above 1: fewer repeats.")
-    stop: Stops | None = None
+    stop: Stops = []
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i of several has seed + i."
     )
@@ -101,7 +93,7 @@ class BaseRequest(_Body):
     ignore_eos: bool = Field(default=False, description="Go on after the token that ends a text.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    speculative: HowToSpeculate | None = Field(default=None, description="false: the target alone.")
+    speculative: HowToSpeculate = Field(default=Speculative(), description="false: the target alone.")
     user: str | None = Field(default=None, max_length=256, description="Goes to the log.")
 
     @model_validator(mode="before")
@@ -120,13 +112,6 @@ class BaseRequest(_Body):
         return self
 
     @property
-    def how(self) -> Speculative:
-        """`speculative` written out: false is the target alone, true and nothing are the server's own."""
-        if isinstance(self.speculative, Speculative):
-            return self.speculative
-        return Speculative(policy="none" if self.speculative is False else None)
-
-    @property
     def num_new(self) -> int | None:
         return self.max_tokens
 
@@ -137,24 +122,25 @@ class BaseRequest(_Body):
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 Prompt = Annotated[
-    Annotated[str, Tag("|text")]
-    | Annotated[list[str], Field(min_length=1, max_length=16), Tag("|texts")]
-    | Annotated[Ids, Tag("|ids")]
-    | Annotated[list[Ids], Field(max_length=16), Tag("|several ids")],
-    Discriminator(_kind_of_prompt),
+    Annotated[str, Tag("|text")] | Annotated[Ids, Tag("|ids")],
+    Discriminator(lambda value: "|ids" if isinstance(value, list) else "|text"),
+]
+Prompts = Annotated[
+    list[Prompt],
+    Field(min_length=1, max_length=16),
+    BeforeValidator(_several, json_schema_input_type=str | list[str] | Ids | list[Ids]),
 ]
 
 
 class CompletionRequest(BaseRequest):
     """The body of /v1/completions: text, or token ids, or several of either."""
 
-    prompt: Prompt
+    prompt: Prompts
     logprobs: int | None = Field(default=None, ge=0, le=20, description="Log-probabilities of this many tokens a place.")
 
     @property
     def prompts(self) -> list[Any]:
-        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if is_one else list(self.prompt)
+        return self.prompt
 
     @property
     def num_top(self) -> int | None:
@@ -167,11 +153,15 @@ class TextPart(_Body):
     text: str
 
 
+def _parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
 class Message(_Body):
     """One message of a conversation. Only text is understood."""
 
     role: Literal["system", "user", "assistant"]
-    content: Annotated[Annotated[str, Tag("|text")] | Annotated[list[TextPart], Tag("|list")], Discriminator(_list_or_text)]
+    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
 
     @model_validator(mode="before")
     @classmethod
@@ -180,8 +170,7 @@ class Message(_Body):
 
     @property
     def as_dict(self) -> dict[str, str]:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
+        return {"role": self.role, "content": "".join(part.text for part in self.content)}
 
 
 class ChatRequest(BaseRequest):

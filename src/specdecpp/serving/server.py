@@ -43,13 +43,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests finish for a while, then end them; the socket stays open meanwhile, so that /health answers 503."""
         log_event("stopping", running=self._engine.num_running, waiting=self._engine.num_waiting, grace_s=self._grace_s)
-        dropped = await self._drain()  # the socket stays open meanwhile, so that /health answers 503
-        await super().shutdown(sockets)
-        log_event("stopped", dropped=dropped)
-
-    async def _drain(self) -> int:
-        """Let running requests finish for a while, then end them; how many were ended."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._grace_s
         self._engine.close()
@@ -59,7 +54,8 @@ class Server(uvicorn.Server):
         dropped = self._engine.drop(ApiError(message, status=503, code="shutting_down"))
         for job in dropped:
             log_event("dropped", level=logging.WARNING, answers=len(job.parts), completion_tokens=job.num_tokens)
-        return len(dropped)
+        await super().shutdown(sockets)
+        log_event("stopped", dropped=len(dropped))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -26,8 +26,6 @@ class ServerSettings:
     max_waiting: int = 64
     """Requests that wait for one of these to end; one more is sent away with 429."""
     max_body_bytes: int = 2**20
-    max_prompt_tokens: int | None = None
-    """None: what the target's context holds."""
     max_new_tokens: int = 8192
     """Tokens that all the answers of one request may have together."""
     timeout_s: float = 300.0
@@ -36,10 +34,10 @@ class ServerSettings:
     """Time to finish after a signal to stop."""
 
     def __post_init__(self) -> None:
-        positive = ("max_running", "max_body_bytes", "max_prompt_tokens", "max_new_tokens", "timeout_s")
+        positive = ("max_running", "max_body_bytes", "max_new_tokens", "timeout_s")
         for name in (*positive, "max_waiting", "grace_s"):
             value, bound = getattr(self, name), "above 0" if name in positive else "at least 0"
-            if value is not None and not (value > 0 if name in positive else value >= 0):
+            if not (value > 0 if name in positive else value >= 0):
                 raise ValueError(f"{name} must be {bound}, got {value}")
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specdecpp.backends.kept import Forks
-from specdecpp.costs.known import measured
+from specdecpp.costs.measuring import measured
 from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import PromptError, UnsoundError, first_line
 from specdecpp.loading.pair import REFERENCE, Pair
@@ -21,9 +21,9 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policy_spec import parse_policy, spec_of
 from specdecpp.prompt import encode
 from specdecpp.sampling import Sampling, asked
+from specdecpp.serving.engine import Part
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import Recorder
-from specdecpp.serving.jobs import Part
 from specdecpp.serving.schema import ChatRequest, CompletionRequest, Speculative
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.session import Session
@@ -92,11 +92,11 @@ class RequestValidator:
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
         with self._lock:
             prompts = [self._encode(prompt, body) for prompt in body.prompts]
-            decoder, verification = self._chosen(body.how, sampling)
+            decoder, verification = self._chosen(body.speculative, sampling)
         options: Options = {
             "max_tokens": self._max_tokens(body, longest=max(map(len, prompts))),
             "sampling": sampling,
-            "stop": body.stop or (),
+            "stop": body.stop,
             "ignore_eos": body.ignore_eos,
         }
         every = [prompt for prompt in prompts for _ in range(body.n)]
@@ -113,7 +113,7 @@ class RequestValidator:
             parts=tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True)),
             num_prompt_tokens=sum(map(len, prompts)),
             num_top=body.num_top,
-            details=body.how.details,
+            details=body.speculative.details,
         )
 
     def _encode(self, prompt: Any, body: CompletionRequest | ChatRequest) -> list[int]:
@@ -125,11 +125,9 @@ class RequestValidator:
             raise ApiError(str(error), param=field) from error
         except Exception as error:  # the template's own, or the tokenizer's
             raise ApiError(f"the prompt cannot be read: {first_line(error)}", param=field) from error
-        most, context = self.settings.max_prompt_tokens, self.pair.target.max_length
+        context = self.pair.target.max_length
         if not ids:
             raise ApiError("the prompt has no tokens, and the tokenizer has no start token to begin with.", param=field)
-        if most is not None and len(ids) > most:
-            raise _too_long(f"the prompt has {len(ids)} tokens, this server takes {most}. Shorten the prompt.", body)
         if context is not None and len(ids) >= context:
             message = f"the prompt has {len(ids)} tokens, and the context of {context} must hold an answer too."
             raise _too_long(f"{message} Shorten the prompt.", body)

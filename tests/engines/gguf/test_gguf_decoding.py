@@ -161,7 +161,7 @@ def test_llama_cpp_and_the_reader_of_files_see_one_model(precision: str, referen
     """Catches rows of q and k, norms or angles that are put back otherwise than llama.cpp reads them: one file, two readers.
     llama.cpp multiplies int8 weights with activations in int8."""
     file = GGUF(reference / f"target-{precision}.gguf")
-    backends = [file.backend(kind, vocab_size=file.num_rows, num_threads=1) for kind in ("native", "llama.cpp")]
+    backends = [file.backend(kind, vocab_size=file.num_rows) for kind in ("native", "llama.cpp")]
     tokens = file.tokenizer()(practice_prompts()[0]).input_ids
     ours, theirs = (backend.new_cache().extend(tokens, rows=len(tokens))[0] for backend in backends)
     assert float((ours - theirs).abs().max()) < {"f32": 5e-4, "q8_0": 0.5}[precision]
