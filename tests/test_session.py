@@ -98,9 +98,10 @@ def test_every_step_keeps_its_books(policy, verification):
                 assert session.draft.tokens == after[: min(read, len(after) - 1)]
 
 
-def test_drafting_nothing_never_runs_the_draft():
-    """Catches a draft that reads the prompt for `Fixed(k=0)`, which is the target alone."""
-    session, steps = count(policy=Fixed(k=0), max_tokens=4, prompt=(5, 6, 7))
+@pytest.mark.parametrize("how", [{"policy": Fixed(k=0)}, {"draft_length": 2}])
+def test_a_draft_that_is_not_asked_reads_nothing(how):
+    """Catches a draft that reads the prompt for `Fixed(k=0)`, or one that is longer than its context (the tables assert)."""
+    session, steps = count(max_tokens=4, prompt=(5, 6, 7), **how)
     assert session.draft.length == 0
     assert told(steps) == ["0b", "1b", "2b", "3b"]
 
@@ -191,33 +192,6 @@ def test_prefill_reads_all_but_the_last_token(prompt, most):
     assert sessions[0].target.tokens == sessions[0].draft.tokens == list(prompt[:-1])
     assert sessions[0].step().tokens == sessions[1].step().tokens
     assert sessions[0].target.tokens == sessions[1].target.tokens
-
-
-def test_a_draft_reads_no_prompt_longer_than_its_context():
-    """Catches an overrun context before the first step (the tables assert)."""
-    session, steps = count(prompt=(4, 5, 6, 7), draft_length=2, max_tokens=3)
-    assert session.draft.length == 0
-    assert told(steps) == ["0b", "1b", "2b"]
-
-
-def test_sessions_of_one_pair_do_not_disturb_each_other():
-    """Catches state shared by two requests: interleaved, they must answer as they do alone."""
-
-    def start(seed):
-        return TABLES.session(Heuristic(start_tokens=2), BlockVerification(), streams(seed))
-
-    alone = []
-    for seed in (3, 4):
-        session = start(seed)
-        finish(session)
-        alone.append(session.tokens)
-    together = [start(3), start(4)]
-    while any(s.finish_reason is None for s in together):
-        for session in together:
-            if session.finish_reason is None:
-                session.step()
-    assert [s.tokens for s in together] == alone
-    assert alone[0] != alone[1]
 
 
 def test_draft_tokens_and_verdicts_have_a_stream_each():
