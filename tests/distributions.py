@@ -63,7 +63,7 @@ class Request:
     """A request over tables: everything but the policy and the verification."""
 
     target: TableModel
-    draft: TableModel
+    draft: Any
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     prompt: tuple[int, ...] = (0, 1)
     max_tokens: int = 4
@@ -71,6 +71,7 @@ class Request:
     detokenizer: Callable[[], Detokenizer] | None = None
     costs: Costs = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.0, 5: 1.3})  # noqa: RUF009 (frozen)
     tail: int | None = None
+    lossless: bool = True
 
     def session(self, policy: Policy, verification: Verification, coins: tuple[Randomness, Randomness]) -> Session:
         return Session(
@@ -86,6 +87,7 @@ class Request:
             detokenizer=self.detokenizer() if self.detokenizer else None,
             costs=self.costs,
             tail=self.tail,
+            lossless=self.lossless,
         )
 
     def distribution(

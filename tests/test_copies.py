@@ -135,14 +135,4 @@ def test_what_is_no_such_pair_or_rule_is_refused():
     with pytest.raises(ValueError, match="CostAwareTree drafts otherwise"):
         request.session(WithCopies(policy=CostAwareTree()), TokenVerification(), streams(0))
     with pytest.raises(ValueError, match="has but copies"):
-        Session(
-            target=request.target.new_cache(),
-            draft=SuffixDrafter(3),
-            policy=WithCopies(policy=Fixed(k=1)),
-            verification=TokenVerification(),
-            sampling=Sampling(),
-            prompt=[0],
-            max_tokens=3,
-            randomness=streams(0),
-            costs=FLAT,
-        )
+        replace(request, draft=SuffixDrafter(3)).session(WithCopies(policy=Fixed(k=1)), TokenVerification(), streams(0))

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 from distributions import finish
-from engine_cases import COSTS, ENDS, models_of
+from engine_cases import VOCAB, models_of
 from kinds import needs_compiler
 
 from specdecpp.backends.native.steps import Native
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.copying import Copying
 from specdecpp.policies import CostAware, Fixed, Policy
-from specdecpp.sampling import Sampling, streams
+from specdecpp.sampling import Sampling
 from specdecpp.scheduler import step
 from specdecpp.session import Session
 from specdecpp.verify import is_lossless, verifications
@@ -21,20 +21,8 @@ WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)
 
 
 def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **options: Any) -> Session:
-    target: Any = models_of("native").target
-    return Session(
-        target=target.new_cache(),
-        draft=SuffixDrafter(target.vocab_size),
-        policy=policy,
-        verification=verifications()[verification],
-        sampling=sampling,
-        prompt=[3, 5, 2, 9, 3, 5],
-        max_tokens=40,
-        randomness=streams(seed),
-        costs=COSTS,
-        ends=ENDS,
-        **options,
-    )
+    how = {"seed": seed, "prompt": [3, 5, 2, 9, 3, 5], "draft": SuffixDrafter(VOCAB)} | options
+    return models_of("native").session(policy, sampling, verification, **how)
 
 
 @pytest.mark.parametrize("is_watched", [False, True])

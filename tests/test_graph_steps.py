@@ -1,24 +1,20 @@
-"""Steps on a device, by the same code on a CPU: verdicts integrated exactly over uniforms, steps that are queued behind a stop,
-recorded work that is used again."""
+"""Steps on a device, by the same code on a CPU: steps that are queued behind a stop, recorded work that is used again."""
 
 import gc
-import itertools
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from distributions import finish, largest_difference, random_head
+from distributions import finish, random_head
 from engine_cases import COSTS, RULES, Models
-from integration import Distribution, Given, completed, outcomes
-from torch import Tensor
+from integration import Given
 
 from specdecpp import Decoder, Pair
 from specdecpp.backends import GraphModel, LeanModel
 from specdecpp.backends.graphs.cache import StaticCache
 from specdecpp.backends.graphs.engine import Device
-from specdecpp.backends.graphs.verdicts import block_verdict, pick, token_verdict
+from specdecpp.backends.graphs.verdicts import pick, token_verdict
 from specdecpp.policies import CumulativeConfidence, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import Sampling
@@ -31,43 +27,6 @@ ENGINE = Device()
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------------
-
-
-def tables(num_tokens: int, depth: int, seed: int) -> dict[tuple[int, ...], Tensor]:
-    """A distribution after each prefix, some with zeros."""
-    generator = torch.Generator().manual_seed(seed)
-    made = {}
-    for length in range(depth + 1):
-        for prefix in itertools.product(range(num_tokens), repeat=length):
-            row = torch.rand(num_tokens, generator=generator, dtype=torch.float64) ** 3
-            row[torch.rand(num_tokens, generator=generator) < 0.2] = 0
-            made[prefix] = row / row.sum() if row.sum() > 0 else torch.full((num_tokens,), 1 / num_tokens).double()
-    return made
-
-
-@pytest.mark.parametrize(("width", "num"), [(w, n) for w in (1, 2, 3, 5) for n in range(min(w, 3))])
-@pytest.mark.parametrize("kind", ["token", "block"])
-def test_the_distribution_of_a_verdict_is_the_targets(kind: str, width: int, num: int) -> None:
-    """Catches a wrong coin, row, residual or bonus, and padding that is read: integrated over the uniforms, within 1e-12."""
-    judge = {"token": token_verdict, "block": block_verdict}[kind]
-    p, q = tables(4, 3, seed=1), tables(4, 2, seed=2)
-    distribution: Distribution = defaultdict(float)
-    for path in itertools.product(range(4), repeat=num):
-        drawn = float(torch.stack([q[path[:i]][path[i]] for i in range(num)]).prod()) if num else 1.0
-        if drawn == 0:
-            continue
-        p_rows = torch.stack([p[path[:i]] for i in range(num + 1)])
-        q_rows = torch.stack([q[path[:i]] for i in range(num)]) if num else p_rows[:0]
-        padding = torch.rand(width, 4, generator=torch.Generator().manual_seed(0)).double()
-        padded = torch.cat((p_rows, padding))[:width], torch.cat((q_rows, padding))[:width]
-        line, extra = torch.tensor([*path, 2, 0, 1, 2])[: width - 1], torch.full((width,), 1e-9).double()
-        for verdict, chance, uniforms in outcomes(p_rows, q_rows, torch.tensor(path, dtype=torch.long), kind):
-            for u in zip(*uniforms, strict=True):  # both ends of the piece: the breakpoint is where the formula says
-                coins = torch.cat((torch.tensor([u[-1], *u[:-1]]).double(), extra))[:width]
-                assert tuple(judge(*padded, line, torch.tensor([num]), coins).tolist()) == verdict
-            distribution[(*path[: verdict[0]], verdict[1])] += drawn * chance
-    own: Distribution = {(): 1.0}
-    assert largest_difference(completed(distribution, p.__getitem__, 3), completed(own, p.__getitem__, 3)) < 1e-12
 
 
 def test_a_residual_without_mass_falls_back_to_p() -> None:

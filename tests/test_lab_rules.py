@@ -447,14 +447,3 @@ def test_the_inner_rule_is_asked_and_taught_only_while_it_is_followed():
         assert memory.memory == ((1, 0),) * sum((1, 1, 0, 0, 1, 0, 0, 1)[: step + 1])
     eager = AutoOff(policy=CumulativeConfidence(threshold=1.0, min_tokens=3))
     assert set(lengths_of(GOOD, eager)[:-3]) == {3}
-
-
-def test_wrappers_take_drops_and_parts_from_what_they_are_made_of():
-    """Catches a dropping rule that hides behind a keeping one."""
-    dropping = MaxConfidence(drop=True)
-    assert AutoOff(policy=dropping).drops_last
-    assert Bandit(arms=(dropping, MaxConfidence(threshold=0.1, drop=True))).drops_last
-    assert not AutoOff(policy=MaxConfidence()).drops_last
-    assert AutoOff(policy=dropping).parts == (dropping,)
-    assert Bandit(arms=(Fixed(k=1), ArgmaxLength())).parts == (Fixed(k=1), ArgmaxLength())
-    assert Fixed(k=1).parts == ()

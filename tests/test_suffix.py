@@ -19,33 +19,14 @@ from specdecpp.policies.cost_aware import Account
 from specdecpp.policies.protocol import END_OF_TEXT, TOKENS_LEFT, decide
 from specdecpp.policies.score import Belief, Score
 from specdecpp.sampling import Sampling, streams
-from specdecpp.session import Session
 from specdecpp.step import Plan
 from specdecpp.testing import tiny_tokenizer
 from specdecpp.verify import GreedyVerification, TokenVerification, verifications
 
 
-class Over(Request):
+def over(**changes) -> Request:
     """A request over a table whose draft is the text."""
-
-    def session(self, policy, verification, coins) -> Session:
-        return Session(
-            target=self.target.new_cache(),
-            draft=SuffixDrafter(self.target.vocab_size),
-            policy=policy,
-            verification=verification,
-            sampling=self.sampling,
-            prompt=self.prompt,
-            max_tokens=self.max_tokens,
-            randomness=coins,
-            ends=self.ends,
-            costs=self.costs,
-        )
-
-
-def over(**changes) -> Over:
-    target = table(3, vocab_size=3, depth=2)
-    return Over(target=target, draft=target, prompt=(0, 1, 2, 0, 1), **changes)
+    return Request(target=table(3, vocab_size=3, depth=2), draft=SuffixDrafter(3), prompt=(0, 1, 2, 0, 1), **changes)
 
 
 POLICIES: dict[str, Policy] = {
@@ -223,7 +204,3 @@ def test_copies_are_weighed_as_a_whole():
     assert policy.best_prefix(plain, [0.9, 0.9, 0.1, 0.1], rising) == 2
     fast = replace(plain, num_tokens=6_000, seconds=1_000.0)
     assert policy.best_prefix(fast, [0.9, 0.9, 0.1, 0.1], rising) == 0
-
-
-class Own(CostAware):
-    """A rule of somebody's own."""

@@ -23,8 +23,6 @@ from test_law import PLAIN, SITUATIONS, pair_of_tables, table
 from specdecpp import Decoder, UnsoundError
 from specdecpp.lab import AutoOff
 from specdecpp.lab.trees import C2T, CostAwareTree, DynamicDepth, Eagle2, OptTree, TreePolicy, Widths
-from specdecpp.lab.trees import verification as tree_verification
-from specdecpp.lab.trees.engine import _Branches
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.lab.trees.verification import verified
 from specdecpp.policies import CostAware, Costs, Fixed
@@ -286,38 +284,3 @@ def test_sampled_trees_follow_the_distribution(shape: str) -> None:
             counts[outcome] = counts.get(outcome, 0) + 1
     assert counts.keys() <= request.own_distribution().keys()
     assert chi_square_tail(counts, request.own_distribution()) > 1e-5
-
-
-def with_replacement(tree: Tree, node: int) -> torch.Tensor:
-    return tree.open[node].row
-
-
-def keeps_p(p: torch.Tensor, q: torch.Tensor, carry: float = 1.0) -> torch.Tensor:
-    return p
-
-
-def swapped(tree: Tree, node: int) -> list[int]:
-    return sorted(tree.open[node].children, key=lambda child: -tree.chances[child]) if node in tree.open else []
-
-
-def another_branch(self: _Branches, branch: Sequence[int], *, is_read: bool = False) -> None:
-    self._model.rollback(min(self._start, self._model.length))
-    if branch and is_read:
-        self._model.extend([*branch[:-1], (branch[-1] + 1) % self._model.vocab_size], rows=1)
-
-
-MUTATIONS = {
-    "siblings are tested by q itself": (Tree, "distribution_of_next", with_replacement),
-    "a rejected sibling leaves p as it was": (tree_verification, "residual", keeps_p),
-    "siblings are tested in order of q": (Tree, "children", swapped),
-    "another branch is kept": (_Branches, "end", another_branch),
-}
-
-
-@pytest.mark.parametrize("mutation", MUTATIONS)
-def test_mutations_are_noticed(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches an enumeration that would not see the mistakes that are easily made."""
-    request = replace(SITUATIONS["three-tokens-left"], max_tokens=4 if "branch" in mutation else 2)
-    policy = Widths(widths=(2, 1) if "branch" in mutation else (3,), max_nodes=3)
-    monkeypatch.setattr(*MUTATIONS[mutation])
-    assert total_variation(request.distribution(policy, TokenVerification()), request.own_distribution()) > 1e-3
