@@ -1,5 +1,4 @@
-"""What the tests of exactness share: a request over tables, its exact distribution under a session, the target's own
-distribution."""
+"""What the tests of exactness share: a request over tables, its distribution under a session, the target's own."""
 
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager

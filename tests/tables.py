@@ -1,5 +1,4 @@
-"""Traces of requests over tables: every one that a recording could have made, with its probability, so that the distribution of
-a replay can be enumerated and compared with the session's own."""
+"""Traces of requests over tables: every one that a recording could have made, with its probability."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -48,8 +48,7 @@ PENALTY = {"sampling": Sampling(temperature=0.7, top_k=2, repetition_penalty=1.3
 )
 @pytest.mark.parametrize("policy", MODEL)
 def test_the_distribution_is_that_of_the_target(policy: str, verification: str, situation: dict):
-    """Catches a model that has not read what was copied, copies tested with a q of the model's, and a choice that looks at this
-    step's draws."""
+    """Catches a model that has not read copies, copies tested with its q, and a choice that looks at this step's draws."""
     request = over(**situation)
     distribution = request.distribution(WithCopies(policy=MODEL[policy]), verifications()[verification])
     assert largest_difference(distribution, request.own_distribution()) < 1e-12
@@ -106,8 +105,7 @@ def test_each_learns_of_its_own_steps():
 
 
 def test_copies_between_two_steps_of_the_model_make_no_switch():
-    """Catches a model whose every step behind a copy is said to take three passes more, so that it never drafts again; and one
-    that is said to read what was copied for nothing."""
+    """Catches a model that is charged a switch behind each copy, or nothing for reading what was copied."""
     costs = Costs(draft_s=0.1, start_s=0.2, passes={1: 1.0, 17: 1.1}, switch_s=50.0)
     told, before = 0, None
     for seed in range(6):

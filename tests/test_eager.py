@@ -268,8 +268,7 @@ RECURRENT = r"keeps a recurrent state .*linear_attention.* cannot be rolled back
     ],
 )
 def test_models_without_a_plain_cache_are_refused_with_the_reason(model: Any, reason: str) -> None:
-    """Catches a state that would survive a rollback, an encoder's cache, tokens that see those after them (the first GPT and
-    T5 take past_key_values or have none), and AutoModel where AutoModelForCausalLM was meant."""
+    """Catches a state that survives a rollback, an encoder's cache, tokens that see later ones, and AutoModel."""
     with pytest.raises(BackendError, match=reason):
         EagerModel(model())
 

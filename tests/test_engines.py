@@ -1,5 +1,4 @@
-"""Engines give what the host gives, by the same uniforms, alone and in batches: the table of `engine_cases`, and what is the
-host's."""
+"""Engines give what the host gives, by the same uniforms, alone and in batches; and what is left to the host."""
 
 import ctypes
 import gc
@@ -84,9 +83,7 @@ def same(own: list[Session], hosts: list[Session]) -> list[Step]:
 
 @pytest.mark.parametrize(("kind", "policy", "manner"), [marked(*case) for case in CASES])
 def test_steps_are_those_of_the_host(kind: str, policy: str, manner: str) -> None:
-    """Catches another token, stop, estimate or verdict than the host's, a uniform that is used twice or not at all, and a
-    cache that holds one token more or less; in a batch of three also a row, a uniform, a stop or a rollback of another request.
-    Watched and unwatched."""
+    """Catches another token, stop, estimate, verdict or cache length than the host's, and what is another request's."""
     models, rule, (sampling, verification) = models_of(kind), RULES[policy], MANNERS[manner]
     drafted, ended = set(), set()
     with unchecked():
@@ -151,8 +148,7 @@ def test_evidence_that_equals_its_threshold_is_enough(models: Models) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_draft_has_read_is_not_read_again(kind: str) -> None:
-    """Catches a draft that is taken to have read less than it has, which no token shows: steps accepted whole, one after the
-    other."""
+    """Catches a draft that is taken to have read less than it has, which no token shows: steps accepted whole."""
     models = models_of(kind, noise=0.02)
     own, hosts = (models.session(Fixed(k=2), Sampling(), seed=2, ends=(), by_host=by_host) for by_host in (False, True))
     with unchecked():
@@ -326,8 +322,7 @@ def test_what_is_left_to_the_host(models: Models) -> None:
 
 
 def test_a_seed_means_the_same_answer_on_every_engine() -> None:
-    """Catches engines that use the uniforms of a seed in other orders: the host, compiled code and graphs, in float32 and
-    float64, on a pair without near ties among its draws."""
+    """Catches engines that use the uniforms of a seed in other orders, on a pair without near ties among its draws."""
     kinds = ["native", "device"] if native.compiler() else ["device"]
     for policy, verification in itertools.product(("cumulative", "entropy", "specdecpp-lagged"), ("token", "block", "compare")):
         texts = []

@@ -68,9 +68,7 @@ def told(session: Session) -> list[Any]:
 
 @pytest.mark.parametrize("policy", ["fixed", "cumulative", "specdecpp-lagged", "specdecpp-ahead"])
 def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a step that draws, counts or moves on after a stop, a host that does not see one, and a decision that looks at
-    what was not drawn: by 0, 1, 2 or all steps ahead, and other uniforms behind the last draft token, everything is the
-    same."""
+    """Catches a step that draws, counts or moves on after a stop, and a decision that looks at what was not drawn."""
     streams = Given(), Given()
     request = replace(two.session(RULES[policy], Sampling())._request, randomness=streams, ends=())
     generator = torch.Generator().manual_seed(0)
@@ -114,8 +112,7 @@ def test_another_request_over_the_same_caches_is_decoded_as_it_asks(two: Models)
 
 
 def test_what_is_recorded_once_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a clock that takes the recording of a pass for the pass, and passes recorded anew for another sampling: as if
-    each recording took a thousand seconds, which no step knows of."""
+    """Catches a clock that takes recording for the pass, and passes recorded anew: each takes a thousand seconds here."""
     made: list[Any] = []
 
     def program(self: StaticCache, key: Any, work: Any, **options: Any) -> Any:
@@ -143,8 +140,7 @@ def test_what_is_recorded_once_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPa
 
 
 def test_caches_come_back_and_may_serve_with_others() -> None:
-    """Catches recorded work that holds on to the session it was first recorded for, and a verification that was recorded for
-    the draft of one request and is replayed for that of another."""
+    """Catches recorded work that holds on to its session, and a verification replayed with another request's draft."""
     two = Models("device")
     one, other = (two.session(Fixed(k=3), Sampling()) for _ in range(2))
     expected = [told(session) for session in (one, other)]
@@ -164,8 +160,7 @@ def test_caches_come_back_and_may_serve_with_others() -> None:
 
 
 def test_the_longest_step_leaves_room_for_a_rehearsal() -> None:
-    """Catches work that is tried out behind the last of 32 draft tokens: after a step that accepts all of them the next one
-    reads two tokens at once, for the first time."""
+    """Catches work tried out behind the last of 32 draft tokens: the next step reads two at once for the first time."""
     two = Models("device", noise=0.0)
     session = two.session(Fixed(k=32), Sampling(temperature=0.0), max_tokens=80, ends=())
     assert [r.num_accepted for r in finish(session)] == [32, 32, 13]

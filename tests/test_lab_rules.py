@@ -1,5 +1,4 @@
-"""Rules of other papers, and rules made of rules, do what they say; that they are exact is shown in test_law.py and
-test_replay.py."""
+"""Rules of other papers, and rules made of rules, do what they say; test_law.py and test_replay.py show them exact."""
 
 import json
 import math

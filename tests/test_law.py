@@ -114,8 +114,7 @@ SITUATIONS = {
 
 
 def latin_square() -> list[tuple[str, str, str]]:
-    """Comparison, which has the most outcomes by far and reads nothing of a rule but its draft tokens, is for the plain
-    rules."""
+    """Comparison, which has the most outcomes by far, is for the rules without memory."""
     names = list(VERIFICATIONS)
     return [
         (situation, policy, names[(i + j) % (2 if policy in REMEMBERING else 3)])
@@ -215,8 +214,7 @@ def test_memory_of_outcomes_brings_no_bias(policy, verification):
 
 @pytest.mark.parametrize("policy", REMEMBERING)
 def test_memory_changes_later_steps(policy):
-    """Catches distributions that hold vacuously: forgetting every outcome must change how long the steps of these answers
-    are."""
+    """Catches distributions that hold vacuously: forgetting every outcome must change the lengths of later steps."""
     rule = POLICIES[policy]
     kind = type(rule)
     forgetful: Policy = object.__new__(type(kind.__name__, (kind,), {"learn": lambda self, memory, outcome: memory}))
@@ -293,10 +291,7 @@ def test_decoder_refuses_to_sample_under_greedy_verification():
 
 @pytest.mark.parametrize("verification", ["token", "block"])
 def test_sampled_answers_follow_the_distribution(verification):
-    """Catches dice that enumeration cannot see: one stream for draft and verification, or a biased draw.
-
-    Chi-square over 3000 seeds; a correct implementation fails for 1 choice of seeds in 10^5.
-    """
+    """Catches one stream for both, or a biased draw: chi-square, 3000 seeds, false alarm for 1 choice of them in 10^5."""
     request = replace(DENSE, max_tokens=2)
     counts: dict[Any, int] = {}
     with unchecked():

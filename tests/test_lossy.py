@@ -1,5 +1,4 @@
-"""Verifications that do not keep the target's distribution: each keeps the distribution that it states, and none is had without
-asking."""
+"""Verifications that do not keep the target's distribution: each keeps the one it states, none is had unasked."""
 
 import json
 import math
@@ -201,8 +200,7 @@ def test_a_session_tells_what_it_spent(temperature: float):
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_refused_unless_it_is_asked_for(name: str):
-    """Catches a door without a lock: a decoder, a session, a loop of transformers or a bench that changes the distribution
-    unasked."""
+    """Catches a decoder, a session, a loop of transformers or a bench that changes the distribution unasked."""
     from specdecpp.bench.contest import BenchPlan
     from specdecpp.integrations.transformers import custom_generate
 

@@ -50,8 +50,7 @@ def backends(target: Any, draft: Any) -> tuple[NativeModel, NativeModel]:
 @pytest.mark.parametrize("cut", [[300], [1, 15, 16, 17, 251], [7, 290]], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_bits_are_those_of_two_passes(kind: str, cut: list[int]) -> None:
-    """Catches keys that are copied from the wrong place or layer, a border of a block that loses what stood before it, and
-    states of the wrong layer."""
+    """Catches keys copied from the wrong place or layer, a block's border that forgets, and states of the wrong layer."""
     own = backends(*models(kind))
     together, apart = ([model.new_cache() for model in of] for of in (own, backends(*models(kind))))
     at = 0
@@ -151,8 +150,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_answers_are_the_same(temperature: float, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches prompts that are not read so at all, and answers that depend on it: of one prompt, of the next that begins
-    alike, whose draft may have read less, and of several at once."""
+    """Catches prompts that are not read so at all, and answers that depend on it: of one, of the next, of several at once."""
 
     def answers() -> list[tuple[int, ...]]:
         p, q = backends(*models())
@@ -173,8 +171,7 @@ def test_answers_are_the_same(temperature: float, counted: list[int], monkeypatc
 
 
 def test_what_it_saves_is_part_of_the_costs() -> None:
-    """Catches a rule that takes a prompt to be as dear as if the draft read all of it, and one that forgets what it costs to
-    catch up later."""
+    """Catches a prompt taken to be as dear as if the draft read all of it, and catching up that costs nothing."""
     p, q = backends(*models())
     assert measuring.measure(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), budget_s=0.0).read_along == 2 / 3
     costs = Costs(draft_s=0.3, passes={1: 1.0}, read_along=2 / 3)

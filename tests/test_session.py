@@ -183,8 +183,7 @@ def test_bad_requests_are_refused():
 @pytest.mark.parametrize("most", [None, 1, 2])
 @pytest.mark.parametrize("prompt", [(0,), (4, 5, 6, 7)])
 def test_prefill_reads_all_but_the_last_token(prompt, most):
-    """Catches a token that is read twice or never, at once and in parts, also when prefill is left out; and a draft with room
-    for one draft token that is not read to."""
+    """Catches a token that is read twice or never, in parts or without prefill, and a draft that is not read to its end."""
     request = Request(target=counting(), draft=counting(max_length=len(prompt)), prompt=prompt, max_tokens=9)
     sessions = [request.session(Fixed(k=1), TokenVerification(), streams(0)) for _ in range(2)]
     num = max(1, math.ceil((len(prompt) - 1) / (most or 9)))

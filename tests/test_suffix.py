@@ -158,8 +158,7 @@ def test_why_there_are_no_more_copies():
 
 
 def test_the_rule_learns_what_copies_are_worth():
-    """Catches estimates that never reach the rule: copies that fail are given up (here after more than 80 steps, the score
-    learns slowly), copies that hold are drafted longer."""
+    """Catches estimates that never reach the rule: copies that fail are given up, copies that hold are drafted longer."""
     costs = Costs(draft_s=1e-6, passes={1: 1.0, 2: 1.1, 65: 8.0})
     policy = CostAware(max_tokens=64)
     bad = good = policy.start()
@@ -192,8 +191,7 @@ def test_a_decoder_measures_and_decodes(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_copies_are_weighed_as_a_whole():
-    """Catches a first draft token drafted because looking is free, a step of the pass that hides what follows, and a rate that
-    is not the request's own."""
+    """Catches a token drafted because looking is free, a step of the pass that hides what follows, and another rate."""
     policy = CostAware(max_tokens=64, prior=0.1)
     plain = Account(belief=Belief(Score(bias=0.0, slope=1.0)))  # estimates as they are, at the rate of the target alone
     step = Costs(draft_s=0.0, passes={1: 1.0, 2: 2.5, 9: 2.5})

@@ -1,5 +1,4 @@
-"""The loop for transformers' `generate`: the tokens of `generate` without a draft, its distribution, its streams and its
-refusals."""
+"""The loop for transformers' `generate`: its tokens, its distribution, its streams and its refusals."""
 
 import copy
 import re
@@ -119,8 +118,7 @@ class Tape(BaseStreamer):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_the_models_own_generate(kind: str) -> None:
-    """Catches a loop that reads the prompt, the cache or a rejection otherwise than the model does, and one that accepts
-    nothing or everything."""
+    """Catches a prompt, cache or rejection read otherwise than the model does, and a loop that accepts nothing or all."""
     loop = custom_generate(draft_of(kind), policy=Fixed(k=3))
     tokens, metrics = result(model_of(kind), loop)
     assert tokens == generate(model_of(kind))
@@ -143,8 +141,7 @@ PROCESSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PROCESSED)
 @pytest.mark.parametrize("num_padding", [0, 3])
 def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name: str, num_padding: int) -> None:
-    """Catches a processor that is left out, is given other tokens than in generate (those of another position, without the
-    padding that its counts include), or whose writing into the logits is seen twice."""
+    """Catches a processor that is left out, sees other positions or padding, or whose writing is seen twice."""
     target, padded = model_of("llama"), ids(*[0] * num_padding, *PROMPT)
     mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
     options = PROCESSED[name] | {"attention_mask": mask}
@@ -275,8 +272,7 @@ def distribution_of_generate(processors: LogitsProcessorList, before: tuple[int,
 def test_processors_keep_the_distribution_of_sampling_without_a_draft(
     name: str, verification: Any, before: tuple[int, ...]
 ) -> None:
-    """Catches a row that is processed with the context of another row, a context that a rollback leaves too long, and p and q
-    that differ in what was done to them. Enumerated, so there is no false alarm."""
+    """Catches a row processed with another's context or one left too long, and p and q that are processed otherwise."""
     processors = LAW_PROCESSORS[name]
 
     def run(coins: Any) -> Any:
@@ -297,8 +293,7 @@ def test_processors_keep_the_distribution_of_sampling_without_a_draft(
 
 
 def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> None:
-    """Catches a list in another order, or with other settings, that is taken for what `Sampling` does; and one that is not
-    taken for it although it could be, which would cost the seed its meaning."""
+    """Catches a list in another order or with other settings taken for `Sampling`, and one that is needlessly not."""
     penalty, warm, top_k = RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(0.5), TopKLogitsWarper(4)
 
     def read(*processors: Any, is_greedy: bool = False, num_padding: int = 0) -> tuple[Sampling, int]:
@@ -336,8 +331,7 @@ def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> 
 
 @pytest.mark.parametrize("num_ends", [1, 3])
 def test_any_of_the_end_ids_ends_the_text(num_ends: int) -> None:
-    """Catches end ids that are taken from the model instead of the request, a list of which the first alone is heeded, and an
-    end in the middle of a step."""
+    """Catches end ids taken from the model, a list of which the first alone is heeded, and an end in the middle of a step."""
     plain = generate(model_of("llama"))
     ends = plain[9 : 9 + num_ends][::-1]
     options = {"eos_token_id": ends if num_ends > 1 else ends[0]}
@@ -415,8 +409,7 @@ def test_a_model_that_was_used_can_be_copied() -> None:
 
 
 def test_the_draft_sees_the_processors_and_the_ends_too() -> None:
-    """Catches what keeps the distribution and wastes draft tokens: a draft that proposes what a processor forbids, or goes on
-    after an end. The target is its own draft here, so that all draft tokens must pass."""
+    """Catches a draft that proposes what a processor forbids or goes on after an end: as its own target, all must pass."""
     target = model_of("llama")
     plain = generate(target, no_repeat_ngram_size=1)
     loop = custom_generate(target, policy=Fixed(k=5))
@@ -473,8 +466,7 @@ def test_unsound_rules_are_refused() -> None:
 
 
 def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """Catches a draft over another vocabulary, whose draft tokens would mean other words, or that cuts tokens off the
-    target."""
+    """Catches a draft over another vocabulary, whose tokens would mean other words, or that cuts tokens off the target."""
     target, draft = save_tiny_pair(tmp_path)
     tokenizer = tiny_tokenizer(64)
     tokenizer.add_tokens(["<new>"])

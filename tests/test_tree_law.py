@@ -1,5 +1,4 @@
-"""Trees of draft tokens keep the target's distribution, computed: every shape under every verification, adapted shapes among
-them."""
+"""Trees of draft tokens keep the target's distribution, computed: every shape under every verification."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -139,8 +138,7 @@ def small(situation: str, max_tokens: int = 3) -> Request:
 
 @pytest.mark.parametrize(("situation", "shape", "verification", "children"), cases())
 def test_every_shape_keeps_the_targets_distribution(situation: str, shape: str, verification: str, children: Any) -> None:
-    """Catches any bias: in draws without replacement, residuals of siblings, the bonus of a leaf, a row or a cache of another
-    branch, ends and limits within a tree."""
+    """Catches any bias: in draws without replacement, residuals of siblings, a leaf's bonus, rows of another branch, ends."""
     request = small(situation)
     distribution = request.distribution(replace(SHAPES[shape](), children=children), VERIFICATIONS[verification])
     assert largest_difference(distribution, request.own_distribution()) < 1e-12
@@ -175,8 +173,7 @@ def test_shapes_do_follow_the_draws(shape: str) -> None:
 
 
 def test_removing_what_was_drawn_is_biased() -> None:
-    """Documents why the pair is refused: what is left of a look at drawn children is no draw from q. Likeliest children may be
-    removed, and comparison bears anything."""
+    """Documents why the pair is refused: what is left of a look at drawn children is no draw from q."""
     request = replace(SITUATIONS["three-tokens-left"], max_tokens=2)
 
     def unrefused(policy: TreePolicy) -> Any:
@@ -247,8 +244,7 @@ def test_one_child_a_node_is_the_chain(sampling: Sampling, verification: str) ->
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0)])
 @pytest.mark.parametrize("row", [0.001, 0.45])
 def test_steps_without_hope_of_a_second_child_are_chains(row: float, sampling: Sampling) -> None:
-    """Catches a chain in the place of a tree that decides or learns otherwise than the tree of one child does; where rows are
-    dear all steps are chains, where they cost nothing none is."""
+    """Catches a chain in place of a tree that decides or learns otherwise than the tree of one child does."""
     pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
     costs = Costs(draft_s=0.05, passes={1: 1.0, 32: 1.0 + 31 * row})
     request = Request(**pair, max_tokens=60, sampling=sampling, costs=costs)
@@ -271,10 +267,7 @@ def test_steps_without_hope_of_a_second_child_are_chains(row: float, sampling: S
 
 @pytest.mark.parametrize("shape", ["two-by-two", "by-tokens", "cost-aware"])
 def test_sampled_trees_follow_the_distribution(shape: str) -> None:
-    """Catches dice that enumeration cannot see: a uniform of a sibling that is shared, or one of both streams.
-
-    Chi-square over 1500 seeds; a correct implementation fails for 1 choice of seeds in 10^5.
-    """
+    """Catches a uniform that siblings or streams share: chi-square, 1500 seeds, false alarm for 1 choice of them in 10^5."""
     request, policy = replace(SITUATIONS["three-tokens-left"], max_tokens=2), SHAPES[shape]()
     counts: dict[Any, int] = {}
     with unchecked():

@@ -1,7 +1,4 @@
-"""One block at a time: draft tokens drawn from rows q, accepted against rows p, for random rows and without a model.
-
-Everything is enumerated in float64, so nothing here has a false alarm.
-"""
+"""One block at a time: draft tokens from rows q, accepted against rows p, enumerated for random rows."""
 
 from itertools import pairwise, product
 

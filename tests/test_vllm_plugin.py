@@ -1,7 +1,4 @@
-"""The plugin for vLLM without vLLM: its settings, what it refuses, and the lengths of steps.
-
-The rest is tested in tests/engines/vllm.
-"""
+"""The plugin for vLLM without vLLM (which tests/engines/vllm has): settings, refusals, and the lengths of steps."""
 
 import random
 import re
@@ -139,8 +136,7 @@ def serve(
     num_reqs: int = 1,
     pauses: float = 0.0,
 ) -> float:
-    """Tokens per second of so many steps, each output being known one step after the next was scheduled. Of them a share
-    takes three passes longer."""
+    """Tokens per second of so many steps, each known one step late; a share of them takes three passes longer."""
     rng, now, tokens, waiting = random.Random(0), 0.0, 0, []
     for _ in range(num_steps):
         waiting.append(lengths[num_reqs])

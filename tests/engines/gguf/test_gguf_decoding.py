@@ -1,5 +1,4 @@
-"""Decoding from GGUF files: the target's own text under every rule, its distribution when sampling, heads that fit, and the
-verbs."""
+"""Decoding from GGUF files: the target's own text under every rule, its distribution, heads that fit, and the verbs."""
 
 import json
 from collections import Counter
@@ -70,8 +69,7 @@ def test_greedy_decoding_is_the_targets_own(rule: str, pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", [TokenVerification(), BlockVerification(), CompareVerification()])
 def test_the_same_seed_gives_the_text_of_the_eager_backend(kind: Any, pair: Pair, eager: Pair) -> None:
-    """Catches p and q of other rows or positions, and coins that are drawn in another order: logits agree to 1e-4, so that
-    of the 300 draws here hardly one in a hundred sets of seeds has one that falls between."""
+    """Catches p and q of other rows or positions, and coins in another order. False alarm for one in 100 sets of seeds."""
     for seed, prompt in enumerate(PROMPTS[:3]):
         answers = [
             sd.Decoder(of, policy=sd.SpecDecPP.tuned(of.head), verification=kind).generate(
@@ -88,8 +86,7 @@ def test_the_same_seed_gives_the_text_of_the_eager_backend(kind: Any, pair: Pair
 
 
 def test_the_distribution_of_two_tokens_is_the_targets(tiny_files: Path, tiny: Any) -> None:
-    """Catches draft tokens that are accepted by the wrong ratio, with an int8 draft beside a float32 target: a chi-square test
-    of 3,000 answers against the exact distribution of transformers. It fails by chance for one set of seeds in 10,000."""
+    """Catches a wrong ratio with an int8 draft: chi-square over 3,000 answers; false alarm for one set of seeds in 10,000."""
     sampling, prompt, num = Sampling(temperature=2.0, top_k=4), [5, 9, 20], 3000
     distribution = {}
     for first, chance in _distribution(tiny, prompt, sampling).items():
@@ -135,8 +132,7 @@ def test_a_file_and_a_checkpoint_make_a_pair(reference: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["f32", "q8_0"])
 def test_llama_cpp_and_the_reader_of_files_see_one_model(precision: str, reference: Path) -> None:
-    """Catches rows of q and k, norms or angles that are put back otherwise than llama.cpp reads them: one file, two readers.
-    llama.cpp multiplies int8 weights with activations in int8."""
+    """Catches rows of q and k, norms or angles that are put back otherwise than llama.cpp reads them."""
     file = GGUF(reference / f"target-{precision}.gguf")
     backends = [file.backend(kind, vocab_size=file.num_rows, num_threads=1) for kind in ("native", "llama.cpp")]
     tokens = file.tokenizer()(practice_prompts()[0]).input_ids
@@ -215,8 +211,7 @@ def test_the_verbs_take_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--backend", "llama.cpp"]])
 def test_check_takes_files(options: list[object], reference: Path) -> None:
-    """Catches a pair of files that `check` cannot record in batches, which it does from their weights; another backend
-    timed."""
+    """Catches a pair of files that `check` cannot record in batches, from their weights; another backend timed."""
     names = [reference / "target-f32.gguf", "--draft", reference / "draft-f32.gguf"]
     result = call("check", "--target", *names, "--num", 2, *options)
     assert result.exit_code == 0, result.stderr

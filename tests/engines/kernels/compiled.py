@@ -1,5 +1,4 @@
-"""Compiles every kernel as passes launch it, for GPUs that need not be there: the interpreter takes more of Python than the
-compiler does. Prints a line for each type of weights and kind of GPU."""
+"""Compiles every kernel as passes launch it, for GPUs that need not be there; prints a line for each type and GPU."""
 
 import warnings
 from collections import Counter

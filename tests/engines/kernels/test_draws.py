@@ -1,5 +1,4 @@
-"""Draws, stop tests and verdicts by kernels of our own against the functions of the host: distributions as they are and as
-integrated over uniforms, cuts with ties, every evidence, whole steps."""
+"""Draws, stop tests and verdicts by kernels of our own against the functions of the host."""
 
 import math
 import os
@@ -78,8 +77,7 @@ def weighed(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> T
 @pytest.mark.parametrize("name", list(SAMPLINGS))
 @pytest.mark.parametrize("vocab_size", [7, 1000, 2500])
 def test_rows_are_the_hosts(name: str, vocab_size: int) -> None:
-    """Catches a part left out, a threshold one off, a penalty on the wrong side: vocabularies of one part and of three, none a
-    power of two."""
+    """Catches a part left out, a threshold one off, a penalty on the wrong side: vocabularies of one part and of three."""
     for seed in range(6):
         logits, seen = (
             logits_of(vocab_size, 1, seed),
@@ -93,8 +91,7 @@ def test_rows_are_the_hosts(name: str, vocab_size: int) -> None:
 @pytest.mark.parametrize("name", ["nucleus", "few", "all", "least", "small nucleus"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_ties_are_cut_as_the_host_cuts_them(name: str, dtype: torch.dtype) -> None:
-    """Catches equal tokens that are all kept by top-p, or cut by top-k, and ranks that do not count the parts before: logits of
-    few values, in types that have few."""
+    """Catches equal tokens that are all kept by top-p, or cut by top-k, and ranks that do not count the parts before."""
     for seed in range(6):
         logits = (logits_of(2500, 1, seed, scale=2.0) * 2).round().to(dtype) / 2
         expected = probabilities(logits.double(), SAMPLINGS[name])[0]
@@ -160,8 +157,7 @@ def note(kernels: RowKernels, record: Any, *, sampling: Sampling, evidence: Evid
 @pytest.mark.parametrize("evidence", list(Evidence))
 @pytest.mark.parametrize("name", ["greedy", "plain", "all"])
 def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
-    """Catches evidence of another kind, a score on the wrong scale, a flag of another bit or place, and a step after a stop
-    that writes anything."""
+    """Catches other evidence, a score on another scale, a flag of another bit or place, and a write after a stop."""
     sampling = Sampling(temperature=0.0, repetition_penalty=1.3) if name == "greedy" else SAMPLINGS[name]
     vocab_size, by_q = 1300, evidence is Evidence.SURVIVAL
     logits = logits_of(vocab_size, 3, seed=4)
@@ -258,8 +254,7 @@ class Judged:
 @pytest.mark.parametrize("num", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["token", "block", "compare"])
 def test_the_distribution_of_a_verdict_is_the_targets(kind: str, num: int) -> None:
-    """Catches a wrong coin, row, residual or bonus, and padding that is read: integrated over the uniforms, within 1e-6 (the
-    kernels' exponentials)."""
+    """Catches a wrong coin, row, residual or bonus, and padding that is read: integrated, to the kernels' exponentials."""
     judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}[kind]
     made: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
     for length in range(3):
@@ -341,8 +336,7 @@ class Told:
 
 
 def test_every_kernel_compiles() -> None:
-    """Catches what the interpreter takes and the compiler does not: two types of logits, two kinds of GPU, which need not be
-    there."""
+    """Catches what the interpreter takes and the compiler does not: two types of logits, two kinds of GPU."""
     program = Path(__file__).with_name("compiled_draws.py")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)

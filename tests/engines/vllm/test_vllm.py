@@ -1,7 +1,4 @@
-"""Our speculator of vLLM's second model runner, on vLLM's classes only: its kernels and graphs need a GPU.
-
-`world` says what stands in for them.
-"""
+"""Our speculator of vLLM's second model runner on vLLM's classes; `world` stands in for kernels and graphs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -215,8 +212,7 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
 
 @pytest.mark.parametrize("policy", ["fixed:3", "cumulative:0.3"])
 def test_the_distribution_is_the_targets(policy: str, python: Callable[..., str]) -> None:
-    """Catches a place without a draft token that is verified, distributions of other tokens than those proposed, a stop that
-    looks ahead: chi-square over the first two tokens of 500 answers, by vLLM's own samplers with their kernels interpreted."""
+    """Catches a missing draft token that is verified, other distributions than those proposed: chi-square, 500 answers."""
     found = json_in(python("draws.py", policy, "500", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"))
     cells, rest = [], [0, 0.0]
     for num, p in found["rows"]:
