@@ -46,6 +46,9 @@ def test_a_nucleus_needs_no_sorted_vocabulary(spread, top_p):
     wanted = by_sorting(logits, top_p) & logits.isfinite()
     assert torch.equal(found, wanted)
     assert torch.equal(_sorted_nucleus(logits, top_p) & logits.isfinite(), wanted), "the one of a GPU"
+    for share, kept in ((0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3)):
+        p = probabilities(torch.zeros(4), Sampling(top_p=share))
+        assert p.tolist() == pytest.approx([1 / kept] * kept + [0] * (4 - kept)), "no larger than it must be"
 
 
 @st.composite
@@ -133,13 +136,6 @@ def test_greedy_rows_are_one_hot():
     assert probabilities(logits, greedy).tolist() == [[0, 1, 0], [1, 0, 0]]
     punished = Sampling(temperature=0.0, repetition_penalty=2.0)
     assert probabilities(logits[0], punished, marked([1], 3)).tolist() == [0, 0, 1]
-
-
-def test_a_nucleus_is_no_larger_than_it_must_be():
-    """Catches a token that is kept though those before it have the whole mass already; of equals the first are kept."""
-    for top_p, kept in ((0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3)):
-        p = probabilities(torch.zeros(4), Sampling(top_p=top_p))
-        assert p.tolist() == pytest.approx([1 / kept] * kept + [0] * (4 - kept))
 
 
 @pytest.mark.parametrize(

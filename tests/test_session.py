@@ -136,22 +136,6 @@ def test_the_end_of_the_text_ends_the_answer(ends, wrong_after, expected):
         assert steps[-1].num_drafted == steps[-1].num_accepted
 
 
-def test_an_end_in_the_prompt_does_not_end_the_answer():
-    """Catches chat prompts, which are full of ending tokens, answered with nothing."""
-    session, _ = count(prompt=(3, 3, 0), ends=(3,), max_tokens=9)
-    assert (session.tokens, session.finish_reason) == ([3, 3, 0, 1, 2, 3], "eos")
-
-
-@pytest.mark.parametrize("max_tokens", range(1, 8))
-def test_length_ends_the_answer(max_tokens):
-    """Catches an answer that is one token short or long, and draft tokens for which there is no room."""
-    session, steps = count(max_tokens=max_tokens)
-    assert session.tokens == [(i % 8) for i in range(max_tokens + 1)]
-    assert session.finish_reason == "length"
-    assert sum(r.num_drafted for r in steps) + len(steps) == max_tokens
-    assert all(r.finish_reason is None for r in steps[:-1])
-
-
 @pytest.mark.parametrize(("target_length", "draft_length"), [(6, None), (None, 6), (6, 3), (3, 6), (9, 1), (2, 2)])
 def test_contexts_are_used_to_their_end(target_length, draft_length):
     """Catches an overrun context (the tables assert), and an answer that stops where only the draft's context ends."""
@@ -252,23 +236,6 @@ def test_thresholds_hold_from_the_least_number_of_draft_tokens_on():
     assert least(CumulativeConfidence(threshold=0.3)) == (0.0, 0.3, 0.3, 0.3)
     assert least(CumulativeConfidence(threshold=0.3, min_tokens=2)) == (-math.inf, -math.inf, 0.3, 0.3)
     assert least(Fixed(k=3)) == least(Bandit(arms=(Fixed(k=0), Fixed(k=2)))) == (-math.inf,) * 4
-
-
-@pytest.mark.parametrize(("k", "expected"), [(0, ["1b", "2b", "3b"]), (1, ["1a 2b", "3b"]), (2, ["1a 2a 3b"])])
-def test_the_penalty_sees_prompt_answer_and_draft_tokens(k, expected):
-    """Catches a penalty that forgets the prompt, the answer, or the draft tokens before the one at hand."""
-    model = always([4, 3, 2, 1])
-    request = Request(
-        target=model,
-        draft=model,
-        prompt=(0,),
-        max_tokens=3,
-        sampling=Sampling(temperature=0.0, repetition_penalty=5.0),
-    )
-    session = request.session(Fixed(k=k), GreedyVerification(), streams(0))
-    steps = finish(session)
-    assert session.tokens == [0, 1, 2, 3]
-    assert told(steps) == expected
 
 
 # Tokens: 4 is a, 5 is b, 6 is c.

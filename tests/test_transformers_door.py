@@ -5,15 +5,15 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from distributions import Distribution, answer, distribution_of, finish, largest_difference, random_head
+from distributions import Distribution, Request, largest_difference, random_head
 from kinds import CACHE, KINDS, model_of
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
@@ -49,7 +49,6 @@ from specdecpp.backends import EagerModel
 from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs, MaxConfidence
-from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
@@ -151,18 +150,6 @@ def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name:
     assert (expected == generate(target, padded, attention_mask=mask)) == (name == "warpers"), "which greedy decoding ignores"
 
 
-def test_the_reference_pair_with_its_head_gives_the_tokens_of_generate() -> None:
-    """Catches a loop that works for random models only: trained ones, named by their folders, with a head."""
-    target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
-    loop = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
-    prompt = tokenizer("What is a guitar?\n", return_tensors="pt")
-    plain = target.generate(**prompt, max_new_tokens=40, do_sample=False)
-    ours = target.generate(**prompt, custom_generate=loop, max_new_tokens=40, do_sample=False, return_dict_in_generate=True)
-    assert ours.sequences.tolist() == plain.tolist()
-    assert ours.metrics.mean_acceptance_length > 1.5
-
-
 SAMPLED: dict[str, dict[str, Any]] = {
     "plain": {},
     "warped": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
@@ -220,8 +207,10 @@ def test_the_rule_that_weighs_costs_has_them_measured() -> None:
     """Catches a rule that needs costs and fails, or is given those of another head, when nobody gives any."""
     load, options = AutoModelForCausalLM.from_pretrained, {"dtype": torch.float32}
     target, draft = load(REFERENCE / "target", **options), load(REFERENCE / "draft", **options)
-    loop = custom_generate(draft, policy=CostAware(head=AcceptanceHead.from_pretrained(REFERENCE / "head")))
-    assert generate(target, custom_generate=loop) == generate(target)
+    expected = generate(target)
+    named = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
+    for loop in (custom_generate(draft, policy=CostAware(head=AcceptanceHead.from_pretrained(REFERENCE / "head"))), named):
+        assert generate(target, custom_generate=loop) == expected
 
 
 class Steering(LogitsProcessor):
@@ -275,21 +264,14 @@ def test_processors_keep_the_distribution_of_sampling_without_a_draft(
     """Catches a row processed with another's context or one left too long, and p and q that are processed otherwise."""
     processors = LAW_PROCESSORS[name]
 
-    def run(coins: Any) -> Any:
-        session = Session(
-            target=Processed(TARGET.new_cache(), processors, before=before),
-            draft=Processed(DRAFT.new_cache(), processors, before=before),
-            policy=CumulativeConfidence(threshold=0.4),
-            verification=verification,
-            sampling=Sampling(),
-            prompt=LAW_PROMPT,
-            max_tokens=LAW_TOKENS,
-            randomness=(coins, coins),
-            ends=(LAW_END,),
-        )
-        return answer(session, finish(session))
+    def processed(table: TableModel) -> Any:
+        return SimpleNamespace(new_cache=lambda: Processed(table.new_cache(), processors, before=before))
 
-    assert largest_difference(distribution_of(run), distribution_of_generate(processors, before)) < 1e-12
+    request = Request(
+        target=processed(TARGET), draft=processed(DRAFT), prompt=LAW_PROMPT, max_tokens=LAW_TOKENS, ends=(LAW_END,)
+    )
+    distribution = request.distribution(CumulativeConfidence(threshold=0.4), verification)
+    assert largest_difference(distribution, distribution_of_generate(processors, before)) < 1e-12
 
 
 def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> None:
@@ -318,13 +300,12 @@ def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> Non
 
 @pytest.mark.parametrize("num_new", [1, 4, 6, 7])
 def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> None:
-    """Catches draft tokens that were accepted in the same step and are returned, streamed or counted all the same."""
-    target, tape, criterion = model_of("llama"), Tape(), After(len(PROMPT) + num_new)
+    """Catches draft tokens of the same step that are returned, streamed (in other shapes, too) or counted all the same."""
+    target, tape, own, criterion = model_of("llama"), Tape(), Tape(), After(len(PROMPT) + num_new)
     loop = custom_generate(target, policy=Fixed(k=5))  # a draft that is always right: every step is whole
     tokens, metrics = result(target, loop, stopping_criteria=[criterion], streamer=tape)
-    expected = generate(target)[:num_new]
-    assert tokens == expected
-    assert tape.seen == [[PROMPT], *[[t] for t in expected], "end"]
+    assert tokens == generate(target, stopping_criteria=[After(len(PROMPT) + num_new)], streamer=own)
+    assert tape.seen == own.seen
     assert metrics.num_tokens == num_new
     assert criterion.seen == list(range(len(PROMPT) + 1, len(PROMPT) + num_new + 1)), "asked once per token, in order"
 
@@ -354,15 +335,6 @@ def test_a_generation_config_is_heeded() -> None:
         plain = target.generate(ids(), generation_config=config)
         loop = custom_generate(draft_of("gpt2"), policy=Fixed(k=4))
         assert target.generate(ids(), generation_config=config, custom_generate=loop).tolist() == plain.tolist()
-
-
-def test_a_streamer_gets_what_generate_gives_it() -> None:
-    """Catches a streamer that gets the prompt twice or never, tokens in other shapes, no end, or those of another call."""
-    tapes, loop = (Tape(), Tape()), custom_generate(draft_of("llama"))
-    generate(model_of("llama"), streamer=tapes[0])
-    generate(model_of("llama"), streamer=tapes[1], custom_generate=loop)
-    generate(model_of("llama"), custom_generate=loop)
-    assert tapes[1].seen == tapes[0].seen
 
 
 def test_the_models_are_left_as_they_were() -> None:

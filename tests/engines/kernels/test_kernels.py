@@ -140,9 +140,9 @@ def test_greedy_answers_are_those_of_the_target() -> None:
 
 
 def test_every_kernel_compiles() -> None:
-    """Catches what the interpreter takes and the compiler does not: three types of weights, two kinds of GPU."""
+    """Catches what the interpreter takes and the compiler does not, for GPUs that need not be there."""
     program = Path(__file__).with_name("compiled.py")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.splitlines()) == 6
+    assert len(done.stdout.splitlines()) == 9
