@@ -63,37 +63,37 @@ def proposed(policy, *, temperature=1.0, num_tokens=6, ends=(), backend=None, se
 
 HALF = (0, [0.5, 0.25, 0.25, 0.0])
 FIFTH = (1, [0.8, 0.2, 0.0, 0.0])
+EVEN = (0, [0.25] * 4)
+SURE = (0, [1.0, 0.0, 0.0, 0.0])
+SVIP = math.sqrt(0.15 * math.log(4))
+"""The bound on the entropy of `EVEN`, in nats."""
 
 
-def test_max_confidence_looks_at_the_last_draft_token_only():
-    """Catches q of the wrong draft token, the largest q instead of q(x), or a product."""
-    policy = MaxConfidence(threshold=0.4)
-    assert policy.stop(drafted(HALF), None) is None
-    assert policy.stop(drafted(FIFTH, HALF), None) is None
-    assert str(policy.stop(drafted(HALF, FIFTH), None)) == "q = 0.20 < 0.4"
-    assert MaxConfidence(threshold=0.5).stop(drafted(HALF), None) is None  # equal is not below
-
-
-def test_cumulative_confidence_multiplies_over_the_step():
-    """Catches a product that misses draft tokens drawn since the last question."""
-    draft = drafted(HALF, HALF)
-    assert CumulativeConfidence(threshold=0.25).stop(draft, None) is None  # equal is not below
-    draft.append(HALF[0], q=torch.tensor(HALF[1]))
-    assert draft.cumulative_confidence == pytest.approx(0.125)
-    assert str(CumulativeConfidence(threshold=0.2).stop(draft, None)).startswith("product of q = 0.1")
-    assert CumulativeConfidence(threshold=0.1).stop(draft, None) is None
-
-
-def test_entropy_is_that_of_svip_in_nats():
-    """Catches bits for nats, a missing root or constant, and nan from zeros in q."""
-    draft = drafted(FIFTH, (0, [0.25] * 4))
-    bound = math.sqrt(0.15 * math.log(4))
-    assert str(Entropy(threshold=bound - 1e-6).stop(draft, None)) == "-entropy = -1.39 < -1.39"
-    assert Entropy(threshold=bound + 1e-6).stop(draft, None) is None
-    assert Entropy(threshold=0.0).stop(drafted((0, [1.0, 0.0, 0.0, 0.0])), None) is None
-    assert Entropy(threshold=bound - 1e-6, c=0.1).stop(draft, None) is None
-    for policy in (MaxConfidence(threshold=1.0), CumulativeConfidence(threshold=1.0), Entropy(threshold=0.0)):
-        assert policy.stop(Draft(), None) is None, "an empty step is never stopped"
+@pytest.mark.parametrize(
+    ("policy", "candidates", "judged", "words"),
+    [
+        (MaxConfidence(threshold=0.4), [HALF], [], "None"),
+        (MaxConfidence(threshold=0.4), [FIFTH, HALF], [], "None"),  # the last one only
+        (MaxConfidence(threshold=0.4), [HALF, FIFTH], [], "q = 0.20 < 0.4"),
+        (MaxConfidence(threshold=0.5), [HALF], [], "None"),  # equal is not below
+        (CumulativeConfidence(threshold=0.25), [HALF, HALF], [], "None"),
+        (CumulativeConfidence(threshold=0.2), [HALF, HALF, HALF], [], "product of q = 0.12 < 0.2"),
+        (CumulativeConfidence(threshold=0.1), [HALF, HALF, HALF], [], "None"),
+        (Entropy(threshold=SVIP - 1e-6), [FIFTH, EVEN], [], "-entropy = -1.39 < -1.39"),
+        (Entropy(threshold=SVIP + 1e-6), [FIFTH, EVEN], [], "None"),
+        (Entropy(threshold=SVIP - 1e-6, c=0.1), [FIFTH, EVEN], [], "None"),
+        (Entropy(threshold=0.0), [SURE], [], "None"),
+        (SpecDecPP(head=random_head(4, seed=0), threshold=0.7), [HALF] * 3, [0.6, 0.51], "None"),
+        (SpecDecPP(head=random_head(4, seed=0), threshold=0.7), [HALF] * 3, [0.6, 0.49], "survival = 0.29 < 0.3"),
+        (SpecDecPP(head=random_head(4, seed=0), threshold=0.5), [HALF] * 3, [0.5], "None"),
+    ],
+)
+def test_what_a_rule_looks_at(policy, candidates, judged, words):
+    """Catches another draft token, a product that misses one, bits for nats, nan from zeros in q, and the wrong side."""
+    draft = drafted(*candidates)
+    draft.judged = judged
+    assert str(policy.stop(draft, None)) == words
+    assert policy.stop(Draft(), None) is None, "an empty step is never stopped"
 
 
 def test_greedy_drafting_is_judged_by_the_unwarped_softmax():
@@ -121,19 +121,6 @@ def test_the_gap_is_between_the_two_largest_if_there_are_two():
     draft = drafted(FIFTH, HALF)
     assert [draft.gap(0), draft.gap(-1)] == pytest.approx([0.6, 0.25])
     assert drafted((0, [1.0])).gap(-1) == 0.0
-
-
-def test_specdecpp_stops_once_a_rejection_is_likely():
-    """Catches the last estimate instead of the product, or the wrong side of the threshold."""
-    policy = SpecDecPP(head=random_head(4, seed=0), threshold=0.7)
-    draft = drafted(HALF, HALF, HALF)
-    draft.judged = [0.6, 0.51]
-    assert policy.stop(draft, None) is None
-    draft.judged = [0.6, 0.49]
-    assert str(policy.stop(draft, None)) == "survival = 0.29 < 0.3"
-    assert policy.stop(Draft(), None) is None
-    draft.judged = [0.5]
-    assert SpecDecPP(head=policy.head, threshold=0.5).stop(draft, None) is None  # equal is not above
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from kinds import full_pass
 
 from specdecpp.backends import Model
 from specdecpp.backends.llama_cpp import GGUFFile, LlamaCppModel
@@ -25,12 +25,6 @@ from specdecpp.testing import practice_prompts
 
 def ids_of(num: int, size: int = 4096, seed: int = 0) -> list[int]:
     return torch.randint(3, size, (num,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-@torch.inference_mode()
-def by_transformers(model: Any, ids: list[int]) -> tuple[Tensor, Tensor]:
-    out = model(torch.tensor([ids]), output_hidden_states=True)
-    return out.logits[0], out.hidden_states[-1][0]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +45,7 @@ def test_logits_and_states_are_those_of_transformers(role: str, reference: Path,
     """Catches logits of other rows, states before the last norm, float16 on the way, and wrong angles at later positions."""
     model = load_model(REFERENCE / role, dtype=torch.float32, device=None, device_map=None)
     ids = tokenizer("\n".join(practice_prompts())).input_ids[:1024]
-    logits, states = by_transformers(model, ids)
+    logits, states = full_pass(model, ids)
     backend = LlamaCppModel(reference / f"{role}-f32.gguf").new_cache()
     assert isinstance(backend.model, Model)
     assert (backend.vocab_size, backend.hidden_size, backend.max_length) == (len(logits[0]), len(states[0]), 1024)
@@ -66,7 +60,7 @@ def test_logits_and_states_are_those_of_transformers(role: str, reference: Path,
 def test_rows_come_out_right_however_the_text_is_cut(steps: list[int], long: GGUFFile, tiny: Any):
     """Catches a pass too wide for llama.cpp, parts in the wrong order, a context that forgets, rows of the unread part."""
     ids = ids_of(sum(steps))
-    logits, states = by_transformers(tiny, ids)
+    logits, states = full_pass(tiny, ids)
     for wanted in (1, 5, 10**9):
         backend, end = LlamaCppModel(long).new_cache(), 0
         for step in steps:

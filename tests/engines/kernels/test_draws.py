@@ -14,9 +14,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from distributions import largest_difference
-from integration import Distribution, compared, completed, outcomes
+from integration import Distribution, Given, compared, completed, outcomes
 
 from specdecpp.backends.graphs.launches import RowKernels
+from specdecpp.backends.graphs.steps import DeviceRecord
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.sampling import Sampling, inverted, penalised, probabilities, seen_rows
@@ -36,25 +37,16 @@ SAMPLINGS = {
 }
 
 
-def record_of(vocab_size: int, num_rows: int) -> Any:
-    """What a step is written down in, as `steps.DeviceRecord` has it."""
-    wide: dict[str, Any] = {"dtype": torch.float64, "device": DEVICE}
-    whole: dict[str, Any] = {"dtype": torch.long, "device": DEVICE}
-    return SimpleNamespace(
-        rows=torch.zeros(num_rows, vocab_size, device=DEVICE),
-        order=torch.tensor([0, 0, 1], **whole),
-        line=torch.zeros(num_rows + 1, **whole),
-        evidence=torch.ones(1, **wide),
-        score=torch.tensor([0.3, 1.4], **wide),
-        least=torch.full((num_rows + 1,), -torch.inf, **wide),
-        uniforms=torch.zeros(num_rows, **wide),
-        verify_uniforms=torch.zeros(num_rows, **wide),
-        records=torch.zeros(num_rows, 5, **wide),
-        totals=torch.zeros(num_rows, **whole),
-        seen=torch.zeros(vocab_size, dtype=torch.bool, device=DEVICE),
-        context=torch.zeros(vocab_size, dtype=torch.bool, device=DEVICE),
-        outcome=torch.zeros(2 + num_rows, **wide),
-    )
+def record_of(vocab_size: int) -> Any:
+    """What a step is written down in, under a rule that lets everything pass."""
+    body: Any = SimpleNamespace(_embedding=torch.zeros(0), vocab_size=vocab_size)
+    cache: Any = SimpleNamespace(device=torch.device(DEVICE), body=body)
+    record = DeviceRecord(cache)
+    record.rest()
+    record.evidence.fill_(1)
+    record.score.copy_(torch.tensor([0.3, 1.4]))
+    record.least.fill_(-torch.inf)
+    return record
 
 
 def logits_of(vocab_size: int, rows: int, seed: int, dtype: torch.dtype = torch.float32, scale: float = 3.0) -> Tensor:
@@ -64,7 +56,7 @@ def logits_of(vocab_size: int, rows: int, seed: int, dtype: torch.dtype = torch.
 
 def weighed(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
     """The distribution of a draft's row as the kernels have it."""
-    record = record_of(logits.shape[1], 1)
+    record = record_of(logits.shape[1])
     record.seen = record.seen if seen is None else seen
     kernels = RowKernels(logits, 1)
     kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
@@ -112,7 +104,7 @@ def test_a_draw_is_the_hosts(name: str) -> None:
     token."""
     sampling, vocab_size = SAMPLINGS[name], 1300
     logits = logits_of(vocab_size, 1, seed=1)
-    record, kernels = record_of(vocab_size, 4), RowKernels(logits, 1)
+    record, kernels = record_of(vocab_size), RowKernels(logits, 1)
     kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
     weights = (record.rows[0].double() * 2.0**42).long()
     ends = weights.cumsum(0)
@@ -159,8 +151,8 @@ def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
     sampling = Sampling(temperature=0.0, repetition_penalty=1.3) if name == "greedy" else SAMPLINGS[name]
     vocab_size, by_q = 1300, evidence is Evidence.SURVIVAL
     logits = logits_of(vocab_size, 3, seed=4)
-    record, kernels = record_of(vocab_size, 6), RowKernels(logits, 1)
-    record.uniforms.copy_(torch.rand(6, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    record, kernels = record_of(vocab_size), RowKernels(logits, 1)
+    record.uniforms[:6].copy_(torch.rand(6, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
     record.order[2], seen, value = 3, record.seen.clone(), 1.0
     INPUTS.copy_(torch.tensor([100, 7, 8, 9]))
     for i in range(4):
@@ -202,7 +194,7 @@ def test_an_end_stops() -> None:
     """Catches an end of text that is not seen."""
     logits = torch.zeros(1, 1300, device=DEVICE)
     logits[0, 900] = 5.0
-    record, kernels = record_of(1300, 2), RowKernels(logits, 1)
+    record, kernels = record_of(1300), RowKernels(logits, 1)
     greedy = Sampling(temperature=0.0)
     kernels.weigh(record.rows, greedy, record.order, record.line, record.seen)
     note(kernels, record, sampling=greedy)
@@ -228,7 +220,7 @@ class Judged:
 
     def __init__(self, p: Tensor, q: Tensor, sampling: Sampling, verification: Any):
         self.num, self.sampling, self.verification = len(q) - 1, sampling, verification
-        self.record, self.width = record_of(p.shape[1], 33), len(p) + 1
+        self.record, self.width = record_of(p.shape[1]), len(p) + 1
         padded = torch.cat((p, torch.full((1, p.shape[1]), 3.0, dtype=p.dtype, device=DEVICE)))
         self.kernels = RowKernels(padded, self.width)
         for i in range(self.num):
@@ -304,7 +296,9 @@ def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> N
         uniforms = torch.rand(num + 1, generator=generator, dtype=torch.float64).tolist()
         made = penalised if sampling.is_greedy else probabilities
         rows = made(p.cpu(), sampling, seen)
-        expected = judge(rows, believed, tokens, Told(list(uniforms)))
+        told = Given()
+        told.points = list(uniforms)
+        expected = judge(rows, believed, tokens, told)
         own = verdicts.given(tokens.tolist(), uniforms)
         if not sampling.is_greedy:
             weighed_rows = verdicts.kernels._own[: num + 1].cpu()
@@ -317,17 +311,3 @@ def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> N
             )
     assert same >= 5  # a uniform may lie where rounding decides
     assert len(counts) > 1
-
-
-class Told:
-    """Uniforms in the order of a stream."""
-
-    def __init__(self, uniforms: list[float]):
-        self._uniforms = uniforms
-
-    def bernoulli(self, h: Tensor) -> Tensor:
-        taken, self._uniforms = self._uniforms[: len(h)], self._uniforms[len(h) :]
-        return torch.tensor(taken) < h
-
-    def categorical(self, p: Tensor) -> int:
-        return inverted(p, self._uniforms.pop(0))
