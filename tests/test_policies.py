@@ -141,7 +141,9 @@ def test_specdecpp_keeps_the_free_draft_token(logit, bounds, num_judged, num_can
 
 
 def test_specdecpp_reads_the_raw_score_unless_told_otherwise():
-    """Catches a threshold of the paper applied to calibrated probabilities, or the reverse."""
+    """Catches a threshold of the paper applied to probabilities, or the reverse, and raw ones that pass for probabilities."""
+    with pytest.warns(UserWarning, match="not been calibrated"):
+        SpecDecPP(head=Constant(0.0), calibrated=True)
     head = Constant(0.0, calibration=Calibration(rejection_weight=3.0, num_labels=1))
     judged = [proposed(SpecDecPP(head=head, calibrated=c), num_tokens=2).judged for c in (False, True)]
     assert judged == [[pytest.approx(0.5)], [pytest.approx(0.75)]]
@@ -160,12 +162,6 @@ def test_a_head_is_told_of_an_all_but_impossible_draft_token():
     """Catches the logarithm of 0."""
     policy = SpecDecPP(head=random_head(4, seed=1, scalars=("log_q",)))
     assert 0 <= policy.judge(drafted((0, [0.0, 1.0, 0.0, 0.0])), torch.ones(4)) <= 1
-
-
-def test_probabilities_that_nobody_checked_are_used_with_a_warning():
-    """Catches a head fresh from training whose raw bias passes for a probability."""
-    with pytest.warns(UserWarning, match="not been calibrated"):
-        SpecDecPP(head=Constant(0.0), calibrated=True)
 
 
 def test_specdecpp_takes_its_setting_from_the_card():
