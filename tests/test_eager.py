@@ -50,21 +50,6 @@ def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) ->
     run()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_plain_pass_over_a_batch_leaves_the_own_sequence_alone(kind: str) -> None:
-    """Catches a pass that reads or extends the backend's cache, padded logits that stay, and hidden states of another row."""
-    model = model_of(kind)
-    backend = EagerModel(model, vocab_size=60).new_cache()
-    backend.extend([5, 6], rows=1)
-    logits, hidden = backend.model.offline_pass(input_ids=torch.tensor([[9, 8, 7], [3, 4, 5]]))
-    for row, tokens in enumerate(([9, 8, 7], [3, 4, 5])):
-        expected_logits, expected_hidden = full_pass(model, tokens)
-        torch.testing.assert_close(logits[row], expected_logits[:, :60], atol=1e-4, rtol=0)
-        torch.testing.assert_close(hidden[row], expected_hidden, atol=1e-4, rtol=0)
-    assert backend.length == 2
-    torch.testing.assert_close(backend.extend([7], rows=1)[1], full_pass(model, [5, 6, 7])[1][-1:], atol=1e-4, rtol=0)
-
-
 def test_a_model_is_left_as_it_was_given() -> None:
     """Catches a hook that stays on a model that is the user's, also after a pass that fails."""
     model = tiny_model("llama")

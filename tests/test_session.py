@@ -177,20 +177,6 @@ def test_prefill_reads_all_but_the_last_token(prompt, most):
     assert sessions[0].target.tokens == sessions[1].target.tokens
 
 
-def test_draft_tokens_and_verdicts_have_a_stream_each():
-    """Catches one stream for both, or the two exchanged: draft tokens come from the first, all else from the second."""
-
-    def told(k, draft_seed, verify_seed):
-        coins = streams(draft_seed)[0], streams(verify_seed)[1]
-        session, candidates = replace(TABLES, ends=()).session(Fixed(k=k), TokenVerification(), coins), []
-        session.watch = lambda plan, result: candidates.append(result.tokens)
-        finish(session)
-        return candidates[0] if k else session.tokens
-
-    assert told(9, 0, 0) == told(9, 0, 1) != told(9, 1, 0)
-    assert told(0, 0, 0) == told(0, 1, 0) != told(0, 0, 1)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_who_watches_sees_raw_logits_and_the_distribution_made_of_them(temperature):
     """Catches logits that are already penalised or p under both names, and a greedy p that is only good for its argmax."""
