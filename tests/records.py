@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import distributions
 import torch
 from torch import Tensor
 
 from specdecpp import AcceptanceHead
-from specdecpp.head import Calibration, HeadCard
+from specdecpp.head import Calibration
 from specdecpp.training import shards
 from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
@@ -124,12 +125,7 @@ def random_head(process: Process, *, seed: int = 0, scale: float = 1.0, **card: 
     """A head with random weights for the states of a process."""
     size = len(process.p)
     vocabulary = {"vocab_size": size} if card.get("form") == "look_ahead" else {}
-    head = AcceptanceHead(HeadCard(hidden_size=size, num_layers=1, **vocabulary, **card))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
-    return head.eval()
+    return distributions.random_head(size, seed=seed, scale=scale, **vocabulary, **card)
 
 
 def knowing_head(process: Process, bent: Calibration | None = None, **card: Any) -> AcceptanceHead:

@@ -1,16 +1,15 @@
-"""Traces of requests over tables: every one that a recording could have made, with its probability, so that the distribution of
-a replay can be enumerated and compared with the session's own."""
+"""Traces of requests over tables: every one that a recording could have made, with its probability."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from distributions import Distribution, Request, distribution_of, finish, unchecked
+from distributions import Distribution, Request, unchecked
 
 from specdecpp.head import AcceptanceHead
 from specdecpp.policies import Costs, Policy
@@ -36,23 +35,7 @@ class Recording:
     def session_distribution(self, policy: Policy, outcome: Any) -> Distribution:
         """The exact distribution of `outcome(session, steps)` in the real session."""
 
-        def run(coins: Any) -> Any:
-            r = self.request
-            session = Session(
-                target=r.target.new_cache(),
-                draft=r.draft.new_cache(),
-                policy=policy,
-                verification=TokenVerification(),
-                sampling=r.sampling,
-                prompt=r.prompt,
-                max_tokens=r.max_tokens,
-                randomness=(coins, coins),
-                ends=r.ends,
-                costs=COSTS,
-            )
-            return outcome(session, finish(session))
-
-        return distribution_of(run)
+        return replace(self.request, costs=COSTS).distribution(policy, TokenVerification(), outcome)
 
     def replay_distribution(self, policy: Policy, outcome: Any) -> Distribution:
         """The exact distribution of `outcome(answer, steps)` in replay."""

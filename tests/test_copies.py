@@ -48,8 +48,7 @@ PENALTY = {"sampling": Sampling(temperature=0.7, top_k=2, repetition_penalty=1.3
 )
 @pytest.mark.parametrize("policy", MODEL)
 def test_the_distribution_is_that_of_the_target(policy: str, verification: str, situation: dict):
-    """Catches a model that has not read what was copied, copies tested with a q of the model's, and a choice that looks at this
-    step's draws."""
+    """Catches a model that has not read copies, copies tested with its q, and a choice that looks at this step's draws."""
     request = over(**situation)
     distribution = request.distribution(WithCopies(policy=MODEL[policy]), verifications()[verification])
     assert largest_difference(distribution, request.own_distribution()) < 1e-12
@@ -106,8 +105,7 @@ def test_each_learns_of_its_own_steps():
 
 
 def test_copies_between_two_steps_of_the_model_make_no_switch():
-    """Catches a model whose every step behind a copy is said to take three passes more, so that it never drafts again; and one
-    that is said to read what was copied for nothing."""
+    """Catches a model that is charged a switch behind each copy, or nothing for reading what was copied."""
     costs = Costs(draft_s=0.1, start_s=0.2, passes={1: 1.0, 17: 1.1}, switch_s=50.0)
     told, before = 0, None
     for seed in range(6):
@@ -135,14 +133,4 @@ def test_what_is_no_such_pair_or_rule_is_refused():
     with pytest.raises(ValueError, match="CostAwareTree drafts otherwise"):
         request.session(WithCopies(policy=CostAwareTree()), TokenVerification(), streams(0))
     with pytest.raises(ValueError, match="has but copies"):
-        Session(
-            target=request.target.new_cache(),
-            draft=SuffixDrafter(3),
-            policy=WithCopies(policy=Fixed(k=1)),
-            verification=TokenVerification(),
-            sampling=Sampling(),
-            prompt=[0],
-            max_tokens=3,
-            randomness=streams(0),
-            costs=FLAT,
-        )
+        replace(request, draft=SuffixDrafter(3)).session(WithCopies(policy=Fixed(k=1)), TokenVerification(), streams(0))

@@ -64,8 +64,7 @@ def rule(form: str = "look_ahead", **options) -> CostAware:
 
 
 def best_threshold(costs: Costs, thresholds: np.ndarray) -> tuple[float, float]:
-    """(rate, h) of the best rule "stop once 1 - S > h" on the process, by the distribution of S at every depth: no stopping
-    theory."""
+    """(rate, h) of the best rule "stop once 1 - S > h" on the process, by the distribution of S at every depth."""
     rates = []
     for h in thresholds:
         states, tokens, seconds = {1.0: 1.0}, 1.0, 0.0
@@ -110,10 +109,7 @@ def test_once_the_rate_is_known_it_is_the_threshold_of_the_theory(rate: float):
 
 
 def test_it_achieves_what_the_best_threshold_does():
-    """Catches a rate that settles elsewhere, though each decision is right for its rate.
-
-    Over 6,000 steps the rate has a standard error of 0.6 %: 2.5 % is missed by chance for fewer than one seed in 10^4.
-    """
+    """Catches a rate that settles elsewhere. 2.5 % is over four standard errors: false alarm for one seed in 10^4."""
     best, h = best_threshold(FLAT, np.linspace(0.02, 0.98, 49))
     with unchecked():
         ledger = simulated(rule(), FLAT, 6_000, seed=1)
@@ -143,8 +139,7 @@ def test_cheap_drafts_go_on_and_dear_ones_stop(c: float, bounds: dict, expected:
 
 
 def test_the_whole_curve_is_weighed():
-    """Catches costs of which only the draft's part is weighed, and a rule that sees one draft token ahead only: the fourth
-    position costs as much as twelve of them."""
+    """Catches costs of which only the draft's part is weighed, and a rule that sees one draft token ahead only."""
     steep = Costs(draft_s=0.01, passes={1: 1.0, 21: 21.0})
     assert rule().stop(seen(judged=(0.9,)), Account()) is None
     assert rule().stop(seen(steep, judged=(0.9,)), Account()) is not None
@@ -181,8 +176,7 @@ def test_an_unjudged_draft_token_counts_as_a_mean_one():
 
 @pytest.mark.parametrize("form", ["lagged", "look_ahead"])
 def test_an_empty_step_says_whether_to_draft_at_all(form: str):
-    """Catches a lagged head that is taken to have missed a draft token before there is one, a draft token that is worth no more
-    than it costs (here at 0.5), and a division by zero where nothing is ever accepted."""
+    """Catches a lagged head that has missed a token before there is one, a token worth no more than its cost, 0/0."""
     policy = rule(form, min_tokens=0, prior=0.5, prior_steps=10**9, regret=0.0)
     rules = [policy.rule(Account(), Costs(draft_s=tenths / 10 + 1e-3, passes={1: 1.0})) for tenths in range(1, 10)]
     assert [found.least[0] <= 1 for found in rules] == [True] * 4 + [False] * 5

@@ -1,5 +1,4 @@
-"""Engines give what the host gives, by the same uniforms, alone and in batches: the table of `engine_cases`, and what is the
-host's."""
+"""Engines give what the host gives, by the same uniforms, alone and in batches; and what is left to the host."""
 
 import ctypes
 import gc
@@ -84,18 +83,14 @@ def same(own: list[Session], hosts: list[Session]) -> list[Step]:
 
 @pytest.mark.parametrize(("kind", "policy", "manner"), [marked(*case) for case in CASES])
 def test_steps_are_those_of_the_host(kind: str, policy: str, manner: str) -> None:
-    """Catches another token, stop, estimate or verdict than the host's, a uniform that is used twice or not at all, and a
-    cache that holds one token more or less; in a batch of three also a row, a uniform, a stop or a rollback of another request.
-    Watched and unwatched."""
+    """Catches another token, stop, estimate, verdict or cache length than the host's, and what is another request's."""
     models, rule, (sampling, verification) = models_of(kind), RULES[policy], MANNERS[manner]
     drafted, ended = set(), set()
     with unchecked():
         for seeds in BATCHES[kind]:
             more = {} if kind == "native" else {"max_tokens": 24}
-            own, hosts = (
-                [models.session(rule, sampling, verification, seed=seed, by_host=by_host, **more) for seed in seeds]
-                for by_host in (False, True)
-            )
+            pairs = [twins(models, rule, sampling, verification, seed=seed, **more) for seed in seeds]
+            own, hosts = map(list, zip(*pairs, strict=True))
             assert {type(session.engine) for session in own} == {ENGINES[kind]}
             if 1 in seeds:
                 own[seeds.index(1)].watch = lambda plan, result: None
@@ -129,32 +124,32 @@ def test_watching_changes_nothing_and_sees_what_the_host_sees(policy: str, manne
             assert list(a.q) == pytest.approx(drawn if a.q else [], abs=1e-5)
 
 
+def twins(models: Models, *how: Any, **more: Any) -> tuple[Session, Session]:
+    """Two sessions alike, the second decoded by the host."""
+    return models.session(*how, **more), models.session(*how, by_host=True, **more)
+
+
+def test_evidence_that_equals_its_threshold_is_enough(models: Models) -> None:
+    """Catches a stop where q is as large as the rule asks for, here or on the host: so cold that every q is 1."""
+    both = twins(models, MaxConfidence(threshold=1.0, max_tokens=4), Sampling(temperature=1e-4), seed=2, ends=())
+    assert [max(r.num_drafted for r in finish(session)) for session in both] == [4, 4]
+
+
 def test_a_rule_that_drops_its_last_draft_token(models: Models) -> None:
     """Catches a draft token that is kept although the rule removes it, or that stays in a cache."""
     rule = MaxConfidence(threshold=0.3, drop=True, max_tokens=6)
     drafted = set()
     with unchecked():
         for seed, (sampling, verification) in itertools.product(range(3), [MANNERS["greedy"], MANNERS["compare"]]):
-            own, hosts = (
-                models.session(rule, sampling, verification, seed=seed, ends=(), by_host=by_host) for by_host in (False, True)
-            )
+            own, hosts = twins(models, rule, sampling, verification, seed=seed, ends=())
             drafted |= {r.num_drafted for r in same([own], [hosts])}
     assert {0, 1} <= drafted
 
 
-def test_evidence_that_equals_its_threshold_is_enough(models: Models) -> None:
-    """Catches a stop where q is as large as the rule asks for, here or on the host: so cold that every q is 1."""
-    rule, sampling = MaxConfidence(threshold=1.0, max_tokens=4), Sampling(temperature=1e-4)
-    own, hosts = (models.session(rule, sampling, seed=2, ends=(), by_host=by_host) for by_host in (False, True))
-    assert [max(r.num_drafted for r in finish(session)) for session in (own, hosts)] == [4, 4]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_draft_has_read_is_not_read_again(kind: str) -> None:
-    """Catches a draft that is taken to have read less than it has, which no token shows: steps accepted whole, one after the
-    other."""
-    models = models_of(kind, noise=0.02)
-    own, hosts = (models.session(Fixed(k=2), Sampling(), seed=2, ends=(), by_host=by_host) for by_host in (False, True))
+    """Catches a draft that is taken to have read less than it has, which no token shows: steps accepted whole."""
+    own, hosts = twins(models_of(kind, noise=0.02), Fixed(k=2), Sampling(), seed=2, ends=())
     with unchecked():
         steps = same([own], [hosts])
     assert any(a.num_accepted == b.num_accepted == 2 for a, b in itertools.pairwise(steps))
@@ -174,9 +169,7 @@ def test_engines_may_take_turns(models: Models) -> None:
 def test_a_draft_that_has_read_nothing_catches_up(models: Models) -> None:
     """Catches a long text that a model reads in front of its first draft token with the wrong position."""
     prompt = [3 + i % 60 for i in range(200)]
-    own, hosts = (
-        models.session(Fixed(k=3), Sampling(), seed=1, prompt=prompt, ends=(), by_host=by_host) for by_host in (False, True)
-    )
+    own, hosts = twins(models, Fixed(k=3), Sampling(), seed=1, prompt=prompt, ends=())
     for session in (own, hosts):
         session.prefill()
         session.draft.rollback(0)
@@ -326,8 +319,7 @@ def test_what_is_left_to_the_host(models: Models) -> None:
 
 
 def test_a_seed_means_the_same_answer_on_every_engine() -> None:
-    """Catches engines that use the uniforms of a seed in other orders: the host, compiled code and graphs, in float32 and
-    float64, on a pair without near ties among its draws."""
+    """Catches engines that use the uniforms of a seed in other orders, on a pair without near ties among its draws."""
     kinds = ["native", "device"] if native.compiler() else ["device"]
     for policy, verification in itertools.product(("cumulative", "entropy", "specdecpp-lagged"), ("token", "block", "compare")):
         texts = []

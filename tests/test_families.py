@@ -21,8 +21,7 @@ from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_token
 @pytest.mark.parametrize("variant", list(VARIANTS))
 @each_backend
 def test_logits_and_states_are_those_of_transformers(backend: str, variant: str, device: str) -> None:
-    """Catches a wrong angle, head order, norm, bias, scale, mask, window or edge of a panel: read at once, token by token, and
-    in parts; by `eager` also a window that transformers forgets over a cache which keeps every position."""
+    """Catches a wrong angle, head order, norm, bias, scale, mask, window or edge of a panel, in whatever parts it is read."""
     if backend == "native" and device != "cpu":
         pytest.skip("it runs on a CPU")
     model = BACKENDS[backend](built(variant).to(device))
@@ -39,8 +38,7 @@ def test_logits_and_states_are_those_of_transformers(backend: str, variant: str,
 @pytest.mark.parametrize("window", [15, 16, 17, 31, 32, 33, 64, 100])
 @each_backend
 def test_windows_over_long_texts(backend: str, window: int) -> None:
-    """Catches a window that is one too wide or too narrow at the edge of a block of positions, one that is counted from the
-    part of a text that is being read, and what a rollback leaves behind it."""
+    """Catches a window one too wide or narrow at a block's edge or counted from a part, and what a rollback leaves behind."""
     config = {"max_position_embeddings": 1024, "sliding_window": window}
     expected, _ = full_pass(built("gemma3", **config), LONG)
     cache = BACKENDS[backend](built("gemma3", **config)).new_cache()
@@ -81,8 +79,7 @@ def test_other_types_of_weights(variant: str, dtype: torch.dtype, tolerance: flo
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_a_description_names_every_weight_once(variant: str) -> None:
-    """Catches a weight that no backend would read, one that is read twice, and a description that needs the weights' values:
-    that of a model without any is the same."""
+    """Catches a weight that no backend would read, one that is read twice, and a description that needs their values."""
     model = built(variant)
     family = families.described(model)
     names = [family.embedding, family.norm, *{family.output} - {family.embedding}]
@@ -101,8 +98,7 @@ def test_a_description_names_every_weight_once(variant: str) -> None:
 
 @each_backend
 def test_longrope_is_read_up_to_where_its_angles_change(backend: str) -> None:
-    """Catches the factors of long texts, which a longer pass leaves behind in the model, and a context that goes further: past
-    the original length the model turns all keys anew."""
+    """Catches the factors of long texts left behind in the model, and a context that goes on past the original length."""
     model = built("phi3-longrope")
     with torch.no_grad():
         model(input_ids=torch.tensor([TEXT + TEXT]))
@@ -117,8 +113,7 @@ def test_longrope_is_read_up_to_where_its_angles_change(backend: str) -> None:
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "phi3", "gemma3", "mistral-window"])
 @each_backend
 def test_greedy_text_is_the_targets_own(backend: str, variant: str) -> None:
-    """Catches differences that only show in a decoded text, which grows past its window. In float32 a flip needs a tie closer
-    than 1e-6: none of these texts has one."""
+    """Catches differences that only a decoded text shows, past its window; none of these texts has a near tie."""
     model, plain = built(variant), built(variant)
     target, draft = BACKENDS[backend](model), BACKENDS[backend](tiny_draft(built(variant)))
     pair = Pair(target=target, draft=draft, tokenizer=tiny_tokenizer())

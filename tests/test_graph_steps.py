@@ -1,24 +1,20 @@
-"""Steps on a device, by the same code on a CPU: verdicts integrated exactly over uniforms, steps that are queued behind a stop,
-recorded work that is used again."""
+"""Steps on a device, by the same code on a CPU: steps that are queued behind a stop, recorded work that is used again."""
 
 import gc
-import itertools
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from distributions import finish, largest_difference, random_head
+from distributions import finish, random_head
 from engine_cases import COSTS, RULES, Models
-from integration import Distribution, Given, completed, outcomes
-from torch import Tensor
+from integration import Given
 
 from specdecpp import Decoder, Pair
 from specdecpp.backends import GraphModel, LeanModel
 from specdecpp.backends.graphs.cache import StaticCache
 from specdecpp.backends.graphs.engine import Device
-from specdecpp.backends.graphs.verdicts import block_verdict, pick, token_verdict
+from specdecpp.backends.graphs.verdicts import pick, token_verdict
 from specdecpp.policies import CumulativeConfidence, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import Sampling
@@ -31,43 +27,6 @@ ENGINE = Device()
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------------
-
-
-def tables(num_tokens: int, depth: int, seed: int) -> dict[tuple[int, ...], Tensor]:
-    """A distribution after each prefix, some with zeros."""
-    generator = torch.Generator().manual_seed(seed)
-    made = {}
-    for length in range(depth + 1):
-        for prefix in itertools.product(range(num_tokens), repeat=length):
-            row = torch.rand(num_tokens, generator=generator, dtype=torch.float64) ** 3
-            row[torch.rand(num_tokens, generator=generator) < 0.2] = 0
-            made[prefix] = row / row.sum() if row.sum() > 0 else torch.full((num_tokens,), 1 / num_tokens).double()
-    return made
-
-
-@pytest.mark.parametrize(("width", "num"), [(w, n) for w in (1, 2, 3, 5) for n in range(min(w, 3))])
-@pytest.mark.parametrize("kind", ["token", "block"])
-def test_the_distribution_of_a_verdict_is_the_targets(kind: str, width: int, num: int) -> None:
-    """Catches a wrong coin, row, residual or bonus, and padding that is read: integrated over the uniforms, within 1e-12."""
-    judge = {"token": token_verdict, "block": block_verdict}[kind]
-    p, q = tables(4, 3, seed=1), tables(4, 2, seed=2)
-    distribution: Distribution = defaultdict(float)
-    for path in itertools.product(range(4), repeat=num):
-        drawn = float(torch.stack([q[path[:i]][path[i]] for i in range(num)]).prod()) if num else 1.0
-        if drawn == 0:
-            continue
-        p_rows = torch.stack([p[path[:i]] for i in range(num + 1)])
-        q_rows = torch.stack([q[path[:i]] for i in range(num)]) if num else p_rows[:0]
-        padding = torch.rand(width, 4, generator=torch.Generator().manual_seed(0)).double()
-        padded = torch.cat((p_rows, padding))[:width], torch.cat((q_rows, padding))[:width]
-        line, extra = torch.tensor([*path, 2, 0, 1, 2])[: width - 1], torch.full((width,), 1e-9).double()
-        for verdict, chance, uniforms in outcomes(p_rows, q_rows, torch.tensor(path, dtype=torch.long), kind):
-            for u in zip(*uniforms, strict=True):  # both ends of the piece: the breakpoint is where the formula says
-                coins = torch.cat((torch.tensor([u[-1], *u[:-1]]).double(), extra))[:width]
-                assert tuple(judge(*padded, line, torch.tensor([num]), coins).tolist()) == verdict
-            distribution[(*path[: verdict[0]], verdict[1])] += drawn * chance
-    own: Distribution = {(): 1.0}
-    assert largest_difference(completed(distribution, p.__getitem__, 3), completed(own, p.__getitem__, 3)) < 1e-12
 
 
 def test_a_residual_without_mass_falls_back_to_p() -> None:
@@ -109,9 +68,7 @@ def told(session: Session) -> list[Any]:
 
 @pytest.mark.parametrize("policy", ["fixed", "cumulative", "specdecpp-lagged", "specdecpp-ahead"])
 def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a step that draws, counts or moves on after a stop, a host that does not see one, and a decision that looks at
-    what was not drawn: by 0, 1, 2 or all steps ahead, and other uniforms behind the last draft token, everything is the
-    same."""
+    """Catches a step that draws, counts or moves on after a stop, and a decision that looks at what was not drawn."""
     streams = Given(), Given()
     request = replace(two.session(RULES[policy], Sampling())._request, randomness=streams, ends=())
     generator = torch.Generator().manual_seed(0)
@@ -155,8 +112,7 @@ def test_another_request_over_the_same_caches_is_decoded_as_it_asks(two: Models)
 
 
 def test_what_is_recorded_once_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a clock that takes the recording of a pass for the pass, and passes recorded anew for another sampling: as if
-    each recording took a thousand seconds, which no step knows of."""
+    """Catches a clock that takes recording for the pass, and passes recorded anew: each takes a thousand seconds here."""
     made: list[Any] = []
 
     def program(self: StaticCache, key: Any, work: Any, **options: Any) -> Any:
@@ -184,8 +140,7 @@ def test_what_is_recorded_once_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPa
 
 
 def test_caches_come_back_and_may_serve_with_others() -> None:
-    """Catches recorded work that holds on to the session it was first recorded for, and a verification that was recorded for
-    the draft of one request and is replayed for that of another."""
+    """Catches recorded work that holds on to its session, and a verification replayed with another request's draft."""
     two = Models("device")
     one, other = (two.session(Fixed(k=3), Sampling()) for _ in range(2))
     expected = [told(session) for session in (one, other)]
@@ -205,8 +160,7 @@ def test_caches_come_back_and_may_serve_with_others() -> None:
 
 
 def test_the_longest_step_leaves_room_for_a_rehearsal() -> None:
-    """Catches work that is tried out behind the last of 32 draft tokens: after a step that accepts all of them the next one
-    reads two tokens at once, for the first time."""
+    """Catches work tried out behind the last of 32 draft tokens: the next step reads two at once for the first time."""
     two = Models("device", noise=0.0)
     session = two.session(Fixed(k=32), Sampling(temperature=0.0), max_tokens=80, ends=())
     assert [r.num_accepted for r in finish(session)] == [32, 32, 13]

@@ -1,5 +1,4 @@
-"""The backend of CUDA graphs, by the same code without recording: logits of transformers, padding and rehearsals that leave no
-trace, caches that grow and are used again."""
+"""The backend of CUDA graphs, by the same code without recording: padding, rehearsals, caches that grow."""
 
 import gc
 import importlib.util
@@ -16,7 +15,7 @@ import torch
 from distributions import unchecked
 from hypothesis import given, settings
 from kinds import DEVICES, LONG, TEXT, built, model_of
-from test_eager import STEPS
+from test_eager import STEPS, check_steps
 from torch import Tensor
 
 import specdecpp as sd
@@ -33,30 +32,21 @@ from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_any_sequence_of_extend_and_rollback_equals_one_fresh_pass(kind: str) -> None:
-    """Catches a padded row that is seen, a forgotten one that is, and a rehearsal in the middle of a text that overwrites it,
-    to 1e-9. (transformers takes norms and angles in float32 and is not the measure here.)"""
+    """Catches a padded or forgotten row that is seen, and a rehearsal that overwrites the text. (Beside lean: float64.)"""
     model = model_of(kind, torch.float64)
     graphs, lean = GraphModel(model), LeanModel(model)
 
     @settings(max_examples=30)
     @given(STEPS)
     def run(steps: list[tuple[int, list[int]]]) -> None:
-        backend, tokens = graphs.new_cache(), []
-        for num_cut, new in steps:
-            tokens = tokens[: max(0, len(tokens) - num_cut)] + new
-            backend.rollback(len(tokens) - len(new))
-            rows = 1 + num_cut % len(new)
-            for own, expected in zip(backend.extend(new, rows=rows), lean.new_cache().extend(tokens, rows=rows), strict=True):
-                torch.testing.assert_close(own, expected, atol=1e-9, rtol=1e-9)
-            assert backend.length == len(tokens)
+        check_steps(lambda tokens: lean.new_cache().extend(tokens, rows=len(tokens)), graphs.new_cache(), steps)
 
     run()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cache_that_grows_keeps_what_it_held(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a growth that loses positions or leaves recorded work on the old cache: over two growths, in steps of all widths,
-    back over a growth and on."""
+    """Catches a growth that loses positions or leaves recorded work on the old cache, over two growths and back."""
     variant = {"max_position_embeddings": 1024}
     monkeypatch.setattr("specdecpp.backends.graphs.model.free_bytes", lambda device: 0)
     eager, backend = (
@@ -153,8 +143,7 @@ def test_without_triton_it_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 class StandIn(Cuda):
-    """CUDA graphs on a CPU, with the rule of their memory: it dies with its last graph, and recording there again fails as it
-    does in torch."""
+    """CUDA graphs on a CPU: their memory dies with its last graph, and recording there again fails, as in torch."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -227,8 +216,7 @@ def growing(device: str) -> None:
 
 
 def test_the_memory_of_dead_graphs_is_never_recorded_in(stand_in: StandIn) -> None:
-    """Catches a pool that is kept when the cache has grown and its graphs are gone: on a GPU that request and all after it
-    failed."""
+    """Catches a pool that is kept when the cache has grown and its graphs are gone: on a GPU all requests then failed."""
     with unchecked():
         growing("cpu")
     assert stand_in.graphs > 20

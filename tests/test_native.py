@@ -22,8 +22,7 @@ pytestmark = needs_compiler
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "phi3-longrope"])
 def test_the_same_bits_however_a_text_is_cut(variant: str, threads: int) -> None:
-    """Catches sums whose order depends on how many rows are read at once, on the block that a row or a window's first position
-    is in, or on the threads: verification of several draft tokens must see what decoding one by one would have seen."""
+    """Catches sums whose order depends on how many rows are read, on the block a row is in, or on the threads."""
     backend = NativeModel(built(variant), num_threads=2)
     cuts = [1] * 90, [57, 13, 1, 14, 5], [57, 15, 17, 1], [5, 1, 13, 2, 40, 29], [2, 10, 9, 3, 66]
     assert_same_bits(backend, LONG[:90], *cuts, threads=threads)
@@ -55,8 +54,7 @@ def test_weights_kept_in_half_give_the_same_bits(variant: str, tmp_path: Path) -
 
 
 def test_the_numbers_are_those_of_the_compiled_code() -> None:
-    """Catches a number that is changed on one side only: a model with a table too many writes past the others, and rows of one
-    kind are read as another."""
+    """Catches a number changed on one side only: tables written past the others, rows of one kind read as another."""
     code = {path.name: path.read_text(encoding="utf-8") for path in compilation.SOURCES.glob("*.h")}
 
     def names(kind: str, of: str) -> list[str]:
@@ -94,8 +92,7 @@ def backend() -> NativeModel:
 
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 200, 4096])
 def test_drawing_is_that_of_the_library(size: int, backend: NativeModel) -> None:
-    """Catches a block that is skipped or counted twice, a token without a share (behind all others too, where a running sum
-    ends below the sum of a block's eight parts), and an index past the end."""
+    """Catches a block that is skipped or counted twice, a token without a share, and an index past the end."""
     generator = torch.Generator().manual_seed(size)
     for i in range(100):
         p = torch.rand(size, generator=generator) ** (8 if i % 2 else 30)

@@ -77,15 +77,13 @@ def near(compiled: NativeModel, eager: EagerModel) -> None:
 
 
 def test_logits_are_those_of_the_values_in_the_file(backends: tuple[EagerModel, NativeModel]) -> None:
-    """Catches a code, a scale, a zero or an offset that is read from the wrong place of a block, forgotten or rounded, and
-    inputs in another order than their weights."""
+    """Catches a code, scale, zero or offset from the wrong place of a block, and inputs in another order than weights."""
     near(backends[1], backends[0])
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_same_bits_however_a_text_is_cut(backends: tuple[EagerModel, NativeModel], threads: int) -> None:
-    """Catches sums whose order depends on how many rows or panels are summed at once, and rounding that looks at more than its
-    own row."""
+    """Catches sums whose order depends on how many rows are summed, and rounding that looks at more than its own row."""
     cuts = [1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [6, 8], [7, 7], [4, 10], [11, 3], [12, 2]
     assert_same_bits(backends[1], TEXT, *cuts, threads=threads)
 

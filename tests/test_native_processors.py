@@ -47,8 +47,7 @@ def loaded(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_processor_computes_the_same(kind: str, code: Any) -> None:
-    """Catches code for another width of registers that reads another place, an instruction that takes signed bytes for unsigned
-    ones or saturates, and rows whose bits depend on the pass there."""
+    """Catches registers of another width that read elsewhere, bytes of the wrong sign, and bits that depend on the pass."""
     is_coded = kind not in ("F32", "F16", "BF16")
     for activations in ("float32", "int16", "int8") if is_coded and code.native_has_dots() else ("float32",):
         eager, compiled = pair({"": kind}, activations=activations)

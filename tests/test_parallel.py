@@ -1,5 +1,4 @@
-"""Parallel heads on a draft's state: the target's distribution, one pass for several draft tokens, no trace of what was
-rejected."""
+"""Parallel heads on a draft's state: the target's distribution, fewer passes, no trace of what was rejected."""
 
 from typing import Any
 

@@ -57,8 +57,7 @@ def test_a_cut_file_has_the_same_bytes(whole: Path, tmp_path: Path):
 
 
 def test_a_cut_file_drafts_for_the_whole(whole: Path, tmp_path: Path):
-    """Catches a file that only looks right: it must load, and drafting with it must not change the text; and a draft that is
-    the whole target."""
+    """Catches a file that only looks right: drafting with it must not change the text; and a draft that is the target."""
     with pytest.raises(ValueError, match="has 3 layers, of which 3 were asked for"):
         cut(whole, tmp_path / "cut.gguf", 3)
     cut(whole, tmp_path / "cut.gguf", 1)
@@ -83,8 +82,7 @@ def test_every_engine_is_measured_on_packed_weights(pair: str, dtype: str):
 
 
 def test_a_cell_compares_with_the_target_and_with_the_others_at_their_best():
-    """Catches a ratio that is upside down, one over a setting of another engine that is not its best, and prompts that only
-    one of the two answered."""
+    """Catches a ratio upside down, a setting that is not the other engine's best, and prompts that only one answered."""
     ours, alone = (Setting(engine="ours", name=name) for name in (cells.DEFAULT, cells.ALONE))
     slow, best = (Setting(engine="llama.cpp", name=name) for name in ("target alone", "n-max 2"))
     runs = {
@@ -100,8 +98,7 @@ def test_a_cell_compares_with_the_target_and_with_the_others_at_their_best():
 
 
 def test_every_engine_is_asked_alike():
-    """Catches an engine that samples under another top_p, or goes on after the end of a text, one that is not asked, and drawn
-    tokens of those that write what the target would not."""
+    """Catches an engine with another top_p or end, one that is not asked, and drawn tokens of those that write others."""
     asked: dict[str, list[Any]] = defaultdict(list)
 
     class Own:

@@ -63,48 +63,37 @@ def proposed(policy, *, temperature=1.0, num_tokens=6, ends=(), backend=None, se
 
 HALF = (0, [0.5, 0.25, 0.25, 0.0])
 FIFTH = (1, [0.8, 0.2, 0.0, 0.0])
-
-
-def test_max_confidence_looks_at_the_last_draft_token_only():
-    """Catches q of the wrong draft token, the largest q instead of q(x), or a product."""
-    policy = MaxConfidence(threshold=0.4)
-    assert policy.stop(drafted(HALF), None) is None
-    assert policy.stop(drafted(FIFTH, HALF), None) is None
-    assert str(policy.stop(drafted(HALF, FIFTH), None)) == "q = 0.20 < 0.4"
-    assert MaxConfidence(threshold=0.5).stop(drafted(HALF), None) is None  # equal is not below
-
-
-def test_cumulative_confidence_multiplies_over_the_step():
-    """Catches a product that misses draft tokens drawn since the last question."""
-    draft = drafted(HALF, HALF)
-    assert CumulativeConfidence(threshold=0.25).stop(draft, None) is None  # equal is not below
-    draft.append(HALF[0], q=torch.tensor(HALF[1]))
-    assert draft.cumulative_confidence == pytest.approx(0.125)
-    assert str(CumulativeConfidence(threshold=0.2).stop(draft, None)).startswith("product of q = 0.1")
-    assert CumulativeConfidence(threshold=0.1).stop(draft, None) is None
-
-
-def test_entropy_is_that_of_svip_in_nats():
-    """Catches bits for nats, a missing root or constant, and nan from zeros in q."""
-    draft = drafted(FIFTH, (0, [0.25] * 4))
-    bound = math.sqrt(0.15 * math.log(4))
-    assert str(Entropy(threshold=bound - 1e-6).stop(draft, None)) == "-entropy = -1.39 < -1.39"
-    assert Entropy(threshold=bound + 1e-6).stop(draft, None) is None
-    assert Entropy(threshold=0.0).stop(drafted((0, [1.0, 0.0, 0.0, 0.0])), None) is None
-    assert Entropy(threshold=bound - 1e-6, c=0.1).stop(draft, None) is None
+EVEN = (0, [0.25] * 4)
+SURE = (0, [1.0, 0.0, 0.0, 0.0])
+SVIP = math.sqrt(0.15 * math.log(4))
+"""The bound on the entropy of `EVEN`, in nats."""
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "candidates", "judged", "words"),
     [
-        MaxConfidence(threshold=1.0),
-        CumulativeConfidence(threshold=1.0),
-        Entropy(threshold=0.0),
+        (MaxConfidence(threshold=0.4), [HALF], [], "None"),
+        (MaxConfidence(threshold=0.4), [FIFTH, HALF], [], "None"),  # the last one only
+        (MaxConfidence(threshold=0.4), [HALF, FIFTH], [], "q = 0.20 < 0.4"),
+        (MaxConfidence(threshold=0.5), [HALF], [], "None"),  # equal is not below
+        (CumulativeConfidence(threshold=0.25), [HALF, HALF], [], "None"),
+        (CumulativeConfidence(threshold=0.2), [HALF, HALF, HALF], [], "product of q = 0.12 < 0.2"),
+        (CumulativeConfidence(threshold=0.1), [HALF, HALF, HALF], [], "None"),
+        (Entropy(threshold=SVIP - 1e-6), [FIFTH, EVEN], [], "-entropy = -1.39 < -1.39"),
+        (Entropy(threshold=SVIP + 1e-6), [FIFTH, EVEN], [], "None"),
+        (Entropy(threshold=SVIP - 1e-6, c=0.1), [FIFTH, EVEN], [], "None"),
+        (Entropy(threshold=0.0), [SURE], [], "None"),
+        (SpecDecPP(head=random_head(4, seed=0), threshold=0.7), [HALF] * 3, [0.6, 0.51], "None"),
+        (SpecDecPP(head=random_head(4, seed=0), threshold=0.7), [HALF] * 3, [0.6, 0.49], "survival = 0.29 < 0.3"),
+        (SpecDecPP(head=random_head(4, seed=0), threshold=0.5), [HALF] * 3, [0.5], "None"),
     ],
 )
-def test_confidence_rules_never_stop_an_empty_step(policy):
-    """Catches an index error, or a step of nothing, before the first draft token."""
-    assert policy.stop(Draft(), None) is None
+def test_what_a_rule_looks_at(policy, candidates, judged, words):
+    """Catches another draft token, a product that misses one, bits for nats, nan from zeros in q, and the wrong side."""
+    draft = drafted(*candidates)
+    draft.judged = judged
+    assert str(policy.stop(draft, None)) == words
+    assert policy.stop(Draft(), None) is None, "an empty step is never stopped"
 
 
 def test_greedy_drafting_is_judged_by_the_unwarped_softmax():
@@ -134,54 +123,27 @@ def test_the_gap_is_between_the_two_largest_if_there_are_two():
     assert drafted((0, [1.0])).gap(-1) == 0.0
 
 
-def test_specdecpp_stops_once_a_rejection_is_likely():
-    """Catches the last estimate instead of the product, or the wrong side of the threshold."""
-    policy = SpecDecPP(head=random_head(4, seed=0), threshold=0.7)
-    draft = drafted(HALF, HALF, HALF)
-    draft.judged = [0.6, 0.51]
-    assert policy.stop(draft, None) is None
-    draft.judged = [0.6, 0.49]
-    assert str(policy.stop(draft, None)) == "survival = 0.29 < 0.3"
-    assert policy.stop(Draft(), None) is None
-    draft.judged = [0.5]
-    assert SpecDecPP(head=policy.head, threshold=0.5).stop(draft, None) is None  # equal is not above
-
-
 @pytest.mark.parametrize(
-    ("bounds", "num_judged", "num_candidates"),
+    ("logit", "bounds", "num_judged", "num_candidates"),
     [
-        ({"min_tokens": 0}, 1, 2),
-        ({"min_tokens": 1}, 1, 2),
-        ({}, 1, 2),  # the paper's lower bound is 2
-        ({"min_tokens": 4}, 3, 4),
-        ({"min_tokens": 0, "max_tokens": 1}, 0, 1),
+        (-9.0, {"min_tokens": 0}, 1, 2),
+        (-9.0, {"min_tokens": 1}, 1, 2),
+        (-9.0, {}, 1, 2),  # the paper's lower bound is 2
+        (-9.0, {"min_tokens": 4}, 3, 4),
+        (-9.0, {"min_tokens": 0, "max_tokens": 1}, 0, 1),
+        (9.0, {}, 5, 6),  # nothing to stop for: all that there is room for
     ],
 )
-def test_specdecpp_keeps_the_free_draft_token(bounds, num_judged, num_candidates):
+def test_specdecpp_keeps_the_free_draft_token(logit, bounds, num_judged, num_candidates):
     """Catches a free draft token that is thrown away or judged: after k judgements there are k + 1 draft tokens."""
-    draft = proposed(SpecDecPP(head=Constant(-9.0), **bounds))
+    draft = proposed(SpecDecPP(head=Constant(logit), **bounds))
     assert (len(draft.judged), draft.num_tokens) == (num_judged, num_candidates)
 
 
-def test_specdecpp_never_stops_with_a_trusting_head():
-    """Catches a rule that stops without a reason: everything that there is room for is drafted, all but the last judged."""
-    draft = proposed(SpecDecPP(head=Constant(9.0)), num_tokens=6)
-    assert (draft.num_tokens, len(draft.judged), str(draft.stop)) == (6, 5, "tokens left")
-
-
-def test_specdecpp_judges_each_draft_token_by_its_own_hidden_state():
-    """Catches estimates shifted by one draft token."""
-    backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
-    head = random_head(4, seed=0, scale=1.0)
-    draft = proposed(SpecDecPP(head=head, threshold=1.0), backend=backend)
-    read = [[0, 1, *draft.tokens[: i + 1]] for i in range(5)]
-    expected = [head.estimator(calibrated=False)(backend.distribution(context)) for context in read]
-    assert draft.judged == pytest.approx(expected)
-    assert max(expected) - min(expected) > 0.1
-
-
 def test_specdecpp_reads_the_raw_score_unless_told_otherwise():
-    """Catches a threshold of the paper applied to calibrated probabilities, or the reverse."""
+    """Catches a threshold of the paper applied to probabilities, or the reverse, and raw ones that pass for probabilities."""
+    with pytest.warns(UserWarning, match="not been calibrated"):
+        SpecDecPP(head=Constant(0.0), calibrated=True)
     head = Constant(0.0, calibration=Calibration(rejection_weight=3.0, num_labels=1))
     judged = [proposed(SpecDecPP(head=head, calibrated=c), num_tokens=2).judged for c in (False, True)]
     assert judged == [[pytest.approx(0.5)], [pytest.approx(0.75)]]
@@ -202,12 +164,6 @@ def test_a_head_is_told_of_an_all_but_impossible_draft_token():
     assert 0 <= policy.judge(drafted((0, [0.0, 1.0, 0.0, 0.0])), torch.ones(4)) <= 1
 
 
-def test_probabilities_that_nobody_checked_are_used_with_a_warning():
-    """Catches a head fresh from training whose raw bias passes for a probability."""
-    with pytest.warns(UserWarning, match="not been calibrated"):
-        SpecDecPP(head=Constant(0.0), calibrated=True)
-
-
 def test_specdecpp_takes_its_setting_from_the_card():
     """Catches a recommendation that is not followed, or that overrules what was asked for."""
     head = Constant(0.0, stopping={"threshold": 0.4, "min_tokens": 1})
@@ -225,18 +181,22 @@ def test_a_look_ahead_head_spends_no_pass_on_a_hopeless_draft_token(min_tokens, 
     assert backend.length == 2 + num_candidates - 1  # the prompt, and every draft token but the last
 
 
-def test_a_look_ahead_head_judges_each_draft_token_by_what_was_known_when_it_was_drawn():
+@pytest.mark.parametrize("form", ["lagged", "look_ahead"])
+def test_a_head_judges_each_draft_token_by_what_is_known_of_it(form):
     """Catches estimates shifted by one draft token, and a scalar read from another position."""
     backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
+    is_ahead = form == "look_ahead"
     names = ("log_q", "entropy", "gap", "depth")
-    head = random_head(4, seed=1, scale=0.5, form="look_ahead", vocab_size=4, scalars=names)
-    draft = proposed(SpecDecPP(head=head, threshold=1.0), backend=backend, num_tokens=5)
+    head = random_head(4, seed=1, scale=0.5, form=form, vocab_size=4 if is_ahead else None, scalars=names)
+    draft = proposed(SpecDecPP(head=head, threshold=1.0), backend=backend, num_tokens=6)
     expected = []
-    for i, token in enumerate(draft.tokens):
-        distribution = backend.distribution([0, 1, *draft.tokens[:i]])
-        first, second = distribution.topk(2).values.tolist()
-        scalars = (float(distribution[token].log()), float(torch.special.entr(distribution).sum()), first - second, i + 1.0)
-        expected.append(head.estimator(calibrated=False)(distribution, token, scalars))
+    for i, token in enumerate(draft.tokens[: len(draft.judged)]):
+        q = backend.distribution([0, 1, *draft.tokens[:i]])
+        first, second = q.topk(2).values.tolist()
+        scalars = (float(q[token].log()), float(torch.special.entr(q).sum()), first - second, i + 1.0)
+        hidden = q if is_ahead else backend.distribution([0, 1, *draft.tokens[: i + 1]])
+        expected.append(head.estimator(calibrated=False)(hidden, token, scalars))
+    assert len(expected) == 5 + is_ahead
     assert draft.judged == pytest.approx(expected, rel=1e-5)
     assert max(expected) - min(expected) > 0.1
 
@@ -247,7 +207,7 @@ def test_fixed_drafts_exactly_k():
 
 
 def test_heuristic_follows_the_schedule_of_transformers():
-    """Catches a length that grows after a rejection, falls below 1, or starts elsewhere."""
+    """Catches a length that grows after a rejection, leaves its bounds, or goes on growing unseen past the upper one."""
     policy = Heuristic(start_tokens=2)
     memory, lengths = policy.start(), []
     for accepted_all in (True, True, False, False, False, False, False, False, True, False):
@@ -255,22 +215,14 @@ def test_heuristic_follows_the_schedule_of_transformers():
         lengths.append(num)
         memory = policy.learn(memory, outcome(num, num if accepted_all else num - 1))
     assert lengths == [2, 4, 6, 5, 4, 3, 2, 1, 1, 3]
-
-
-def test_heuristic_stays_within_its_bounds():
-    """Catches a schedule that leaves [min_tokens, max_tokens]."""
     policy = Heuristic(start_tokens=9, min_tokens=3, max_tokens=6)
     assert [policy.limit(memory) for memory in (policy.start(), 5, 1)] == [6, 5, 3]
-
-
-def test_heuristic_forgets_growth_past_its_upper_bound():
-    """Catches a length that goes on growing unseen, so that rejections do not shorten the draft for many steps."""
-    policy = Heuristic(start_tokens=5, max_tokens=6)
     memory = policy.start()
-    for _ in range(10):
-        memory = policy.learn(memory, outcome(6, 6))
+    for num_steps in (1, 9):
+        assert policy.limit(policy.learn(memory, outcome(6, 0))) == 5
+        for _ in range(num_steps):
+            memory = policy.learn(memory, outcome(6, 6))
     assert policy.limit(policy.learn(memory, outcome(6, 0))) == 5
-    assert policy.limit(policy.learn(Heuristic(start_tokens=9, max_tokens=6).start(), outcome(6, 0))) == 5
 
 
 @pytest.mark.parametrize("min_tokens", [0, 1, 3])
@@ -284,15 +236,11 @@ def test_no_rule_is_asked_below_its_lower_bound(min_tokens):
 
 @pytest.mark.parametrize(("min_tokens", "kept"), [(0, 0), (1, 0), (3, 2)])
 def test_dropping_removes_one_draft_token_with_all_that_is_known_of_it(min_tokens, kept):
-    """Catches columns of a draft that no longer line up after the last draft token is dropped."""
+    """Catches columns that no longer line up, and a product of q that still holds the dropped draft token."""
     draft = proposed(Always(min_tokens=min_tokens, drop=True))
     assert (draft.num_tokens, len(draft.q), str(draft.stop)) == (kept, kept, "asked")
     confidences = [draft.confidence(i) for i in range(kept)]
     assert draft.cumulative_confidence == pytest.approx(math.prod(confidences))
-
-
-def test_dropping_forgets_what_the_rule_had_read():
-    """Catches a cumulative product that still holds the dropped draft token."""
     draft = drafted(HALF, FIFTH)
     assert draft.cumulative_confidence == pytest.approx(0.1)
     draft.drop_last()

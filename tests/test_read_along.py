@@ -2,8 +2,8 @@
 
 import copy
 import gc
-from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -50,8 +50,7 @@ def backends(target: Any, draft: Any) -> tuple[NativeModel, NativeModel]:
 @pytest.mark.parametrize("cut", [[300], [1, 15, 16, 17, 251], [7, 290]], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_bits_are_those_of_two_passes(kind: str, cut: list[int]) -> None:
-    """Catches keys that are copied from the wrong place or layer, a border of a block that loses what stood before it, and
-    states of the wrong layer."""
+    """Catches keys copied from the wrong place or layer, a block's border that forgets, and states of the wrong layer."""
     own = backends(*models(kind))
     together, apart = ([model.new_cache() for model in of] for of in (own, backends(*models(kind))))
     at = 0
@@ -106,36 +105,23 @@ def test_shared_layers_stay_as_long_as_somebody_reads_them(first: int) -> None:
     assert torch.isfinite(r.new_cache().extend(TEXT[:4], rows=1)[0]).all()
 
 
-def embedding(draft: Any) -> None:
-    draft.model.embed_tokens.weight[5, 3] += 1e-3
-
-
-def angles(draft: Any) -> None:
-    draft.model.rotary_emb.inv_freq.mul_(1.001)
-    draft.model.rotary_emb.original_inv_freq = draft.model.rotary_emb.inv_freq
-
-
-def first_norm(draft: Any) -> None:
-    draft.model.layers[0].input_layernorm.weight[2] += 1e-3
-
-
-def last_bias(draft: Any) -> None:
-    draft.model.layers[1].self_attn.v_proj.bias[1] += 1e-3
-
-
-def last_weight(draft: Any) -> None:
-    draft.model.layers[1].mlp.down_proj.weight[-1, -1] += 1e-3
-
-
 @pytest.mark.parametrize(
-    ("change", "share"), [(embedding, 0), (angles, 0), (first_norm, 0), (last_bias, 1 / 3), (last_weight, 1 / 3)]
+    ("name", "place", "share"),
+    [
+        ("embed_tokens.weight", (5, 3), 0),
+        ("rotary_emb.inv_freq", 2, 0),
+        ("layers.0.input_layernorm.weight", 2, 0),
+        ("layers.1.self_attn.v_proj.bias", 1, 1 / 3),
+        ("layers.1.mlp.down_proj.weight", (-1, -1), 1 / 3),
+    ],
 )
-def test_what_differs_is_not_shared(change: Callable[[Any], None], share: float) -> None:
+def test_what_differs_is_not_shared(name: str, place: Any, share: float) -> None:
     """Catches a draft that is told what another model makes of the text: a norm, a bias or an angle that nobody compared."""
     target, draft = models("qwen2")
     draft = copy.deepcopy(draft)
     with torch.no_grad():
-        change(draft)
+        attrgetter(name)(draft.model)[place] += 1e-3
+        draft.model.rotary_emb.original_inv_freq = draft.model.rotary_emb.inv_freq
     p, q = backends(target, draft)
     assert p.share_of(q) == share
     assert p.share_of(p) == 0, "the same weights are read by one backend after the other"
@@ -164,8 +150,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_answers_are_the_same(temperature: float, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches prompts that are not read so at all, and answers that depend on it: of one prompt, of the next that begins
-    alike, whose draft may have read less, and of several at once."""
+    """Catches prompts that are not read so at all, and answers that depend on it: of one, of the next, of several at once."""
 
     def answers() -> list[tuple[int, ...]]:
         p, q = backends(*models())
@@ -186,8 +171,7 @@ def test_answers_are_the_same(temperature: float, counted: list[int], monkeypatc
 
 
 def test_what_it_saves_is_part_of_the_costs() -> None:
-    """Catches a rule that takes a prompt to be as dear as if the draft read all of it, and one that forgets what it costs to
-    catch up later."""
+    """Catches a prompt taken to be as dear as if the draft read all of it, and catching up that costs nothing."""
     p, q = backends(*models())
     assert measuring.measure(Pair(target=p, draft=q, tokenizer=tiny_tokenizer()), budget_s=0.0).read_along == 2 / 3
     costs = Costs(draft_s=0.3, passes={1: 1.0}, read_along=2 / 3)

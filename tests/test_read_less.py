@@ -66,8 +66,7 @@ def test_a_draft_begins_where_it_is_first_asked() -> None:
 
 @pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
 def test_long_prompts_in_the_compiled_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches greedy answers that depend on what the draft has read, caches of a late beginning that go on in another text, and
-    a seed whose answer depends on the requests before it."""
+    """Catches answers that depend on what the draft has read or on earlier requests, and late caches kept for other texts."""
     monkeypatch.setattr(Costs, "worth_reading", lambda self, num_tokens: 8)
     pair = load_pair(backend="native")
     monkeypatch.setattr(pair.target, "share_of", lambda draft: 0.0, raising=False)

@@ -46,6 +46,9 @@ def test_a_nucleus_needs_no_sorted_vocabulary(spread, top_p):
     wanted = by_sorting(logits, top_p) & logits.isfinite()
     assert torch.equal(found, wanted)
     assert torch.equal(_sorted_nucleus(logits, top_p) & logits.isfinite(), wanted), "the one of a GPU"
+    for share, kept in ((0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3)):
+        p = probabilities(torch.zeros(4), Sampling(top_p=share))
+        assert p.tolist() == pytest.approx([1 / kept] * kept + [0] * (4 - kept)), "no larger than it must be"
 
 
 @st.composite
@@ -135,13 +138,6 @@ def test_greedy_rows_are_one_hot():
     assert probabilities(logits[0], punished, marked([1], 3)).tolist() == [0, 0, 1]
 
 
-def test_a_nucleus_is_no_larger_than_it_must_be():
-    """Catches a token that is kept though those before it have the whole mass already; of equals the first are kept."""
-    for top_p, kept in ((0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3)):
-        p = probabilities(torch.zeros(4), Sampling(top_p=top_p))
-        assert p.tolist() == pytest.approx([1 / kept] * kept + [0] * (4 - kept))
-
-
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
     [
@@ -186,8 +182,7 @@ def dice(seed=0):
     ],
 )
 def test_dice_never_give_an_impossible_token(monkeypatch, u, p):
-    """Catches the edges of inversion: u = 0 with leading zeros (a block of them), u next to 1 with trailing zeros, u on a
-    boundary."""
+    """Catches the edges of inversion: u = 0 with leading zeros, u next to 1 with trailing zeros, u on a boundary."""
     monkeypatch.setattr(torch, "rand", lambda shape, dtype, **_: torch.full(shape, u, dtype=dtype))
     for dtype in (torch.float32, torch.float64):
         assert p[dice().categorical(torch.tensor(p, dtype=dtype))] > 0
@@ -210,10 +205,7 @@ def test_dice_invert_the_running_sum(monkeypatch, size):
 
 
 def test_dice_follow_their_probabilities():
-    """Catches a biased draw, also from weights that do not sum to 1, and coins that come up with 1 - h.
-
-    Two chi-square tests over 20000 draws; a correct implementation fails for 1 choice of seed in 10^5.
-    """
+    """Catches a biased draw, and coins that come up with 1 - h: chi-square, false alarm for 1 choice of seed in 10^5."""
     weights = {0: 0.02, 2: 0.5, 3: 1.48, 5: 2.0}
     heads = {(0, 0): 0.1 * 0.3, (0, 1): 0.1 * 0.7, (1, 0): 0.9 * 0.3, (1, 1): 0.9 * 0.7}
     p, h = torch.tensor([weights.get(i, 0.0) for i in range(7)]), torch.tensor([0.9, 0.7])
@@ -239,10 +231,7 @@ def draws(one):
 
 
 def test_streams_are_reproducible_and_apart():
-    """Catches a seed that does not decide the draws, and one stream used twice: block verification needs two.
-
-    Agreement of 2000 fair coins of two streams lies within 5.2 standard deviations; 1 false alarm in 10^6 seeds.
-    """
+    """Catches a seed that decides nothing, and one stream used twice: 5.2 standard deviations, 1 false alarm in 10^6 seeds."""
     first, again, other = (streams(seed) for seed in (7, 7, 8))
     sequences = [draws(one) for one in (*first, *other)]
     assert torch.equal(sequences[1], draws(again[1])), "the first has not been drawn from yet"

@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from distributions import Request, answer, finish, largest_difference, outcome
+from engine_cases import VOCAB, models_of
+from kinds import needs_compiler
 from test_law import table
 
 from specdecpp.backends.engines import engine_for
+from specdecpp.backends.native.steps import Native
 from specdecpp.decoder import Decoder
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.copying import FEW, NO_MATCH, UNWORTHY, Copying, propose
@@ -19,33 +23,16 @@ from specdecpp.policies.cost_aware import Account
 from specdecpp.policies.protocol import END_OF_TEXT, TOKENS_LEFT, decide
 from specdecpp.policies.score import Belief, Score
 from specdecpp.sampling import Sampling, streams
+from specdecpp.scheduler import step
 from specdecpp.session import Session
 from specdecpp.step import Plan
 from specdecpp.testing import tiny_tokenizer
-from specdecpp.verify import GreedyVerification, TokenVerification, verifications
+from specdecpp.verify import GreedyVerification, TokenVerification, is_lossless, verifications
 
 
-class Over(Request):
+def over(**changes) -> Request:
     """A request over a table whose draft is the text."""
-
-    def session(self, policy, verification, coins) -> Session:
-        return Session(
-            target=self.target.new_cache(),
-            draft=SuffixDrafter(self.target.vocab_size),
-            policy=policy,
-            verification=verification,
-            sampling=self.sampling,
-            prompt=self.prompt,
-            max_tokens=self.max_tokens,
-            randomness=coins,
-            ends=self.ends,
-            costs=self.costs,
-        )
-
-
-def over(**changes) -> Over:
-    target = table(3, vocab_size=3, depth=2)
-    return Over(target=target, draft=target, prompt=(0, 1, 2, 0, 1), **changes)
+    return Request(target=table(3, vocab_size=3, depth=2), draft=SuffixDrafter(3), prompt=(0, 1, 2, 0, 1), **changes)
 
 
 POLICIES: dict[str, Policy] = {
@@ -177,8 +164,7 @@ def test_why_there_are_no_more_copies():
 
 
 def test_the_rule_learns_what_copies_are_worth():
-    """Catches estimates that never reach the rule: copies that fail are given up (here after more than 80 steps, the score
-    learns slowly), copies that hold are drafted longer."""
+    """Catches estimates that never reach the rule: copies that fail are given up, copies that hold are drafted longer."""
     costs = Costs(draft_s=1e-6, passes={1: 1.0, 2: 1.1, 65: 8.0})
     policy = CostAware(max_tokens=64)
     bad = good = policy.start()
@@ -211,8 +197,7 @@ def test_a_decoder_measures_and_decodes(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_copies_are_weighed_as_a_whole():
-    """Catches a first draft token drafted because looking is free, a step of the pass that hides what follows, and a rate that
-    is not the request's own."""
+    """Catches a token drafted because looking is free, a step of the pass that hides what follows, and another rate."""
     policy = CostAware(max_tokens=64, prior=0.1)
     plain = Account(belief=Belief(Score(bias=0.0, slope=1.0)))  # estimates as they are, at the rate of the target alone
     step = Costs(draft_s=0.0, passes={1: 1.0, 2: 2.5, 9: 2.5})
@@ -225,5 +210,52 @@ def test_copies_are_weighed_as_a_whole():
     assert policy.best_prefix(fast, [0.9, 0.9, 0.1, 0.1], rising) == 0
 
 
-class Own(CostAware):
-    """A rule of somebody's own."""
+WARM = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.2)
+
+
+def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **options: Any) -> Session:
+    how = {"seed": seed, "prompt": [3, 5, 2, 9, 3, 5], "draft": SuffixDrafter(VOCAB)} | options
+    return models_of("native").session(policy, sampling, verification, **how)
+
+
+@needs_compiler
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize("policy", [Fixed(k=0), Fixed(k=5), CostAware(max_tokens=16)])
+@pytest.mark.parametrize(
+    ("sampling", "verification"),
+    [(Sampling(temperature=0.0), "greedy"), (WARM, "token"), (WARM, "block"), (WARM, "compare")],
+)
+def test_a_compiled_target_gives_what_the_host_gives(policy: Policy, sampling: Sampling, verification: str, is_watched: bool):
+    """Catches a draft token verified at another place, a uniform used twice, and a cache of another length."""
+    for seed in range(4):
+        own, hosts = (start(policy, sampling, verification, seed) for _ in range(2))
+        assert type(own.engine) is Native
+        hosts.engine = Copying()
+        if is_watched:
+            own.watch = lambda plan, result: None
+        steps = [[(r.tokens, r.num_drafted, r.num_accepted) for r in finish(session)] for session in (own, hosts)]
+        assert steps[0] == steps[1]
+        assert own.tokens == hosts.tokens
+
+
+@needs_compiler
+@pytest.mark.parametrize("verification", [name for name, kind in verifications().items() if not is_lossless(kind)])
+def test_copies_under_a_lossy_verification_are_the_hosts(verification: str):
+    """Catches compiled steps, which compare copies with draws from p, taken for a distribution that weighs q too."""
+    session = start(Fixed(k=5), WARM, verification, 0, lossless=False)
+    assert type(session.engine) is Copying
+    finish(session)
+    assert session.finish_reason
+
+
+@needs_compiler
+def test_requests_together_are_what_they_are_alone():
+    """Catches steps of a batch that share what they tell the target, and prompts read by a draft that has no passes."""
+    alone, shared = ([start(Fixed(k=k), WARM, "token", k) for k in (0, 2, 5)] for _ in range(2))
+    for session in alone:
+        finish(session)
+    for session in shared:
+        session.prefill()
+    while running := [s for s in shared if s.finish_reason is None]:
+        step(running)
+    assert [s.tokens for s in shared] == [s.tokens for s in alone]

@@ -1,20 +1,19 @@
-"""The loop for transformers' `generate`: the tokens of `generate` without a draft, its distribution, its streams and its
-refusals."""
+"""The loop for transformers' `generate`: its tokens, its distribution, its streams and its refusals."""
 
 import copy
 import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from distributions import Distribution, answer, distribution_of, finish, largest_difference, random_head
+from distributions import Distribution, Request, largest_difference, random_head
 from kinds import CACHE, KINDS, model_of
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
@@ -50,7 +49,6 @@ from specdecpp.backends import EagerModel
 from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.policies import Costs, MaxConfidence
-from specdecpp.session import Session
 from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
@@ -119,8 +117,7 @@ class Tape(BaseStreamer):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_the_models_own_generate(kind: str) -> None:
-    """Catches a loop that reads the prompt, the cache or a rejection otherwise than the model does, and one that accepts
-    nothing or everything."""
+    """Catches a prompt, cache or rejection read otherwise than the model does, and a loop that accepts nothing or all."""
     loop = custom_generate(draft_of(kind), policy=Fixed(k=3))
     tokens, metrics = result(model_of(kind), loop)
     assert tokens == generate(model_of(kind))
@@ -143,8 +140,7 @@ PROCESSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PROCESSED)
 @pytest.mark.parametrize("num_padding", [0, 3])
 def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name: str, num_padding: int) -> None:
-    """Catches a processor that is left out, is given other tokens than in generate (those of another position, without the
-    padding that its counts include), or whose writing into the logits is seen twice."""
+    """Catches a processor that is left out, sees other positions or padding, or whose writing is seen twice."""
     target, padded = model_of("llama"), ids(*[0] * num_padding, *PROMPT)
     mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
     options = PROCESSED[name] | {"attention_mask": mask}
@@ -152,18 +148,6 @@ def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name:
     expected = generate(target, padded, **options)
     assert generate(target, padded, custom_generate=loop, **options) == expected
     assert (expected == generate(target, padded, attention_mask=mask)) == (name == "warpers"), "which greedy decoding ignores"
-
-
-def test_the_reference_pair_with_its_head_gives_the_tokens_of_generate() -> None:
-    """Catches a loop that works for random models only: trained ones, named by their folders, with a head."""
-    target = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(REFERENCE / "target")
-    loop = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
-    prompt = tokenizer("What is a guitar?\n", return_tensors="pt")
-    plain = target.generate(**prompt, max_new_tokens=40, do_sample=False)
-    ours = target.generate(**prompt, custom_generate=loop, max_new_tokens=40, do_sample=False, return_dict_in_generate=True)
-    assert ours.sequences.tolist() == plain.tolist()
-    assert ours.metrics.mean_acceptance_length > 1.5
 
 
 SAMPLED: dict[str, dict[str, Any]] = {
@@ -223,8 +207,10 @@ def test_the_rule_that_weighs_costs_has_them_measured() -> None:
     """Catches a rule that needs costs and fails, or is given those of another head, when nobody gives any."""
     load, options = AutoModelForCausalLM.from_pretrained, {"dtype": torch.float32}
     target, draft = load(REFERENCE / "target", **options), load(REFERENCE / "draft", **options)
-    loop = custom_generate(draft, policy=CostAware(head=AcceptanceHead.from_pretrained(REFERENCE / "head")))
-    assert generate(target, custom_generate=loop) == generate(target)
+    expected = generate(target)
+    named = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
+    for loop in (custom_generate(draft, policy=CostAware(head=AcceptanceHead.from_pretrained(REFERENCE / "head"))), named):
+        assert generate(target, custom_generate=loop) == expected
 
 
 class Steering(LogitsProcessor):
@@ -275,30 +261,21 @@ def distribution_of_generate(processors: LogitsProcessorList, before: tuple[int,
 def test_processors_keep_the_distribution_of_sampling_without_a_draft(
     name: str, verification: Any, before: tuple[int, ...]
 ) -> None:
-    """Catches a row that is processed with the context of another row, a context that a rollback leaves too long, and p and q
-    that differ in what was done to them. Enumerated, so there is no false alarm."""
+    """Catches a row processed with another's context or one left too long, and p and q that are processed otherwise."""
     processors = LAW_PROCESSORS[name]
 
-    def run(coins: Any) -> Any:
-        session = Session(
-            target=Processed(TARGET.new_cache(), processors, before=before),
-            draft=Processed(DRAFT.new_cache(), processors, before=before),
-            policy=CumulativeConfidence(threshold=0.4),
-            verification=verification,
-            sampling=Sampling(),
-            prompt=LAW_PROMPT,
-            max_tokens=LAW_TOKENS,
-            randomness=(coins, coins),
-            ends=(LAW_END,),
-        )
-        return answer(session, finish(session))
+    def processed(table: TableModel) -> Any:
+        return SimpleNamespace(new_cache=lambda: Processed(table.new_cache(), processors, before=before))
 
-    assert largest_difference(distribution_of(run), distribution_of_generate(processors, before)) < 1e-12
+    request = Request(
+        target=processed(TARGET), draft=processed(DRAFT), prompt=LAW_PROMPT, max_tokens=LAW_TOKENS, ends=(LAW_END,)
+    )
+    distribution = request.distribution(CumulativeConfidence(threshold=0.4), verification)
+    assert largest_difference(distribution, distribution_of_generate(processors, before)) < 1e-12
 
 
 def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> None:
-    """Catches a list in another order, or with other settings, that is taken for what `Sampling` does; and one that is not
-    taken for it although it could be, which would cost the seed its meaning."""
+    """Catches a list in another order or with other settings taken for `Sampling`, and one that is needlessly not."""
     penalty, warm, top_k = RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(0.5), TopKLogitsWarper(4)
 
     def read(*processors: Any, is_greedy: bool = False, num_padding: int = 0) -> tuple[Sampling, int]:
@@ -323,21 +300,19 @@ def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> Non
 
 @pytest.mark.parametrize("num_new", [1, 4, 6, 7])
 def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> None:
-    """Catches draft tokens that were accepted in the same step and are returned, streamed or counted all the same."""
-    target, tape, criterion = model_of("llama"), Tape(), After(len(PROMPT) + num_new)
+    """Catches draft tokens of the same step that are returned, streamed (in other shapes, too) or counted all the same."""
+    target, tape, own, criterion = model_of("llama"), Tape(), Tape(), After(len(PROMPT) + num_new)
     loop = custom_generate(target, policy=Fixed(k=5))  # a draft that is always right: every step is whole
     tokens, metrics = result(target, loop, stopping_criteria=[criterion], streamer=tape)
-    expected = generate(target)[:num_new]
-    assert tokens == expected
-    assert tape.seen == [[PROMPT], *[[t] for t in expected], "end"]
+    assert tokens == generate(target, stopping_criteria=[After(len(PROMPT) + num_new)], streamer=own)
+    assert tape.seen == own.seen
     assert metrics.num_tokens == num_new
     assert criterion.seen == list(range(len(PROMPT) + 1, len(PROMPT) + num_new + 1)), "asked once per token, in order"
 
 
 @pytest.mark.parametrize("num_ends", [1, 3])
 def test_any_of_the_end_ids_ends_the_text(num_ends: int) -> None:
-    """Catches end ids that are taken from the model instead of the request, a list of which the first alone is heeded, and an
-    end in the middle of a step."""
+    """Catches end ids taken from the model, a list of which the first alone is heeded, and an end in the middle of a step."""
     plain = generate(model_of("llama"))
     ends = plain[9 : 9 + num_ends][::-1]
     options = {"eos_token_id": ends if num_ends > 1 else ends[0]}
@@ -360,15 +335,6 @@ def test_a_generation_config_is_heeded() -> None:
         plain = target.generate(ids(), generation_config=config)
         loop = custom_generate(draft_of("gpt2"), policy=Fixed(k=4))
         assert target.generate(ids(), generation_config=config, custom_generate=loop).tolist() == plain.tolist()
-
-
-def test_a_streamer_gets_what_generate_gives_it() -> None:
-    """Catches a streamer that gets the prompt twice or never, tokens in other shapes, no end, or those of another call."""
-    tapes, loop = (Tape(), Tape()), custom_generate(draft_of("llama"))
-    generate(model_of("llama"), streamer=tapes[0])
-    generate(model_of("llama"), streamer=tapes[1], custom_generate=loop)
-    generate(model_of("llama"), custom_generate=loop)
-    assert tapes[1].seen == tapes[0].seen
 
 
 def test_the_models_are_left_as_they_were() -> None:
@@ -415,8 +381,7 @@ def test_a_model_that_was_used_can_be_copied() -> None:
 
 
 def test_the_draft_sees_the_processors_and_the_ends_too() -> None:
-    """Catches what keeps the distribution and wastes draft tokens: a draft that proposes what a processor forbids, or goes on
-    after an end. The target is its own draft here, so that all draft tokens must pass."""
+    """Catches a draft that proposes what a processor forbids or goes on after an end: as its own target, all must pass."""
     target = model_of("llama")
     plain = generate(target, no_repeat_ngram_size=1)
     loop = custom_generate(target, policy=Fixed(k=5))
@@ -473,8 +438,7 @@ def test_unsound_rules_are_refused() -> None:
 
 
 def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """Catches a draft over another vocabulary, whose draft tokens would mean other words, or that cuts tokens off the
-    target."""
+    """Catches a draft over another vocabulary, whose tokens would mean other words, or that cuts tokens off the target."""
     target, draft = save_tiny_pair(tmp_path)
     tokenizer = tiny_tokenizer(64)
     tokenizer.add_tokens(["<new>"])

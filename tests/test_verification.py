@@ -1,7 +1,4 @@
-"""One block at a time: draft tokens drawn from rows q, accepted against rows p, for random rows and without a model.
-
-Everything is enumerated in float64, so nothing here has a false alarm.
-"""
+"""One block at a time: draft tokens from rows q, accepted against rows p, enumerated for random rows."""
 
 from itertools import pairwise, product
 
@@ -50,6 +47,8 @@ def blocks(draw, num_candidates=None):
 
 DISJOINT = (tensor([[0.5, 0.5, 0, 0]] * 3), tensor([[0, 0, 0.3, 0.7]] * 2))
 EQUAL = (tensor([[0.2, 0.3, 0.5]] * 4), tensor([[0.2, 0.3, 0.5]] * 3))
+DENSE = (tensor([[0.2, 0.3, 0.5], [0.5, 0.3, 0.2], [0.1, 0.5, 0.4]]), tensor([[0.3, 0.3, 0.4], [0.2, 0.2, 0.6]]))
+"""Here a residual of several tokens follows a prefix that is not certain."""
 
 
 def block_distribution(p, q, verification):
@@ -82,23 +81,11 @@ def product_distribution(p):
 
 
 @pytest.mark.parametrize("verification", VERIFICATIONS)
-@given(block=blocks(num_candidates=1))
-@example(block=(DISJOINT[0][:2], DISJOINT[1][:1]))
-@example(block=(EQUAL[0][:2], EQUAL[1][:1]))
-def test_one_step_emits_the_targets_distribution(verification, block):
-    """Catches a wrong acceptance ratio or residual: min(p, q) + (p - q)+ must be p for every p and q."""
-    p, q = block
-    first = torch.zeros_like(p[0])
-    for (tokens, _), probability in block_distribution(p, q, VERIFICATIONS[verification]).items():
-        first[tokens[0]] += probability
-    torch.testing.assert_close(first, p[0], atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("verification", VERIFICATIONS)
 @settings(max_examples=40)
 @given(block=blocks())
 @example(block=DISJOINT)
 @example(block=EQUAL)
+@example(block=DENSE)
 def test_one_block_emits_the_targets_joint_distribution(verification, block):
     """Catches an error that is exact for one draft token but not for several: block verification's carry and coins."""
     p, q = block
@@ -186,33 +173,3 @@ def test_greedy_verification(best, tokens, num_accepted, next_token):
     """Catches counting matches instead of the matching prefix, and a correction taken from the wrong row."""
     verdict = GreedyVerification()(one_hot(best), None, torch.tensor(tokens, dtype=torch.long), Enumerator([]))
     assert (verdict.num_accepted, verdict.next_token) == (num_accepted, next_token)
-
-
-@pytest.mark.parametrize("verification", VERIFICATIONS)
-def test_no_draft_tokens_means_one_draw_from_the_target(verification):
-    """Catches an empty block that fails or is drawn from a residual."""
-    p = tensor([[0.25, 0.0, 0.75]])
-    distribution = block_distribution(p, p[:0], VERIFICATIONS[verification])
-    assert distribution == pytest.approx({((0,), 0): 0.25, ((2,), 0): 0.75})
-
-
-@given(blocks())
-@example(DISJOINT)
-@example(EQUAL)
-def test_overlaps_of_the_tested_have_the_mean_of_what_is_accepted(block):
-    """Catches the overlap of another row, and of a draft token that was not reached."""
-    p, q = block
-
-    def run(coins):
-        tokens = [coins.categorical(row) for row in q]
-        verdict = TokenVerification()(p, q, torch.tensor(tokens, dtype=torch.long), coins)
-        assert verdict.overlaps == pytest.approx(
-            [1 - float((p[i] - q[i]).abs().sum()) / 2 for i in range(len(verdict.overlaps))]
-        )
-        return verdict.num_accepted, verdict.overlaps
-
-    distribution = distribution_of(run)
-    assert all(len(overlaps) == min(num + 1, len(q)) for num, overlaps in distribution)
-    assert sum(chance * (sum(overlaps) - num) for (num, overlaps), chance in distribution.items()) == pytest.approx(
-        0.0, abs=1e-12
-    )

@@ -1,7 +1,4 @@
-"""The playground in a real browser, on answers of the pair that ships.
-
-Every page that is opened is also watched: nothing may be said on the console, nobody but the server may be asked.
-"""
+"""The playground in a real browser, which may say nothing on its console and ask nobody but the server."""
 
 import re
 import time
@@ -57,8 +54,7 @@ def lane(page: Page, i: int = 0) -> Locator:
 
 @pytest.mark.parametrize(("kind", "path"), [("chat", "chat/completions"), ("text", "completions")])
 def test_the_page_says_what_the_server_says(opened: Callable[..., Page], url: str, kind: str, path: str) -> None:
-    """Catches a piece that is lost, doubled or in the wrong lane, an origin in another's style, a bar too few or too high, and
-    figures that are not the reply's."""
+    """Catches a piece that is lost, doubled or in the wrong lane, an origin in another's style, other bars and figures."""
     page, policies = opened(url), ("specdecpp", "fixed:4")
     page.locator("#kind").select_option(kind)
     generated(page, policies, seed=3, temperature=0.8)

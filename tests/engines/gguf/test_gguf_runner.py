@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from kinds import full_pass
 
 from specdecpp.backends import Model
 from specdecpp.backends.llama_cpp import GGUFFile, LlamaCppModel
@@ -25,12 +25,6 @@ from specdecpp.testing import practice_prompts
 
 def ids_of(num: int, size: int = 4096, seed: int = 0) -> list[int]:
     return torch.randint(3, size, (num,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-@torch.inference_mode()
-def by_transformers(model: Any, ids: list[int]) -> tuple[Tensor, Tensor]:
-    out = model(torch.tensor([ids]), output_hidden_states=True)
-    return out.logits[0], out.hidden_states[-1][0]
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +42,10 @@ def long(tiny_files: Path) -> GGUFFile:
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_logits_and_states_are_those_of_transformers(role: str, reference: Path, tokenizer: Any):
-    """Catches logits of other rows, states before the last norm, float16 on the way, and wrong angles at later positions,
-    where llama.cpp's own float32 angles leave a little more."""
+    """Catches logits of other rows, states before the last norm, float16 on the way, and wrong angles at later positions."""
     model = load_model(REFERENCE / role, dtype=torch.float32, device=None, device_map=None)
     ids = tokenizer("\n".join(practice_prompts())).input_ids[:1024]
-    logits, states = by_transformers(model, ids)
+    logits, states = full_pass(model, ids)
     backend = LlamaCppModel(reference / f"{role}-f32.gguf").new_cache()
     assert isinstance(backend.model, Model)
     assert (backend.vocab_size, backend.hidden_size, backend.max_length) == (len(logits[0]), len(states[0]), 1024)
@@ -65,10 +58,9 @@ def test_logits_and_states_are_those_of_transformers(role: str, reference: Path,
 
 @pytest.mark.parametrize("steps", [[7], [1, 1, 5], [513, 1], [600], [33, 40, 1000], [1025, 3], [1500, 900, 1]])
 def test_rows_come_out_right_however_the_text_is_cut(steps: list[int], long: GGUFFile, tiny: Any):
-    """Catches a pass that is too wide for llama.cpp (which ends the process), parts in the wrong order, a context that grows
-    and forgets, and rows of the unread part. With all rows, one, and some."""
+    """Catches a pass too wide for llama.cpp, parts in the wrong order, a context that forgets, rows of the unread part."""
     ids = ids_of(sum(steps))
-    logits, states = by_transformers(tiny, ids)
+    logits, states = full_pass(tiny, ids)
     for wanted in (1, 5, 10**9):
         backend, end = LlamaCppModel(long).new_cache(), 0
         for step in steps:
@@ -108,8 +100,7 @@ def test_other_precisions_are_near(precision: str, reference: Path, target: GGUF
 
 
 def test_after_a_rollback_the_bits_are_the_same(long: GGUFFile):
-    """Catches cells that are left behind, or taken in another order: from short and long texts, before and after growth, by
-    one token and by all."""
+    """Catches cells that are left behind or taken in another order, before and after growth, by one token and by all."""
     ids = ids_of(2100)
     for kept, width in ((0, 4), (1, 6), (500, 21), (1020, 21), (1030, 1), (2047, 40)):
         backend = LlamaCppModel(long).new_cache()
@@ -157,8 +148,7 @@ def test_backends_over_one_file_are_independent(target: GGUFFile):
 
 
 def test_contexts_are_used_again(long: GGUFFile):
-    """Catches a context for every request, a smaller one beside an idle larger one, and one that stays with a backend that
-    outgrew it."""
+    """Catches a context for every request, a smaller one beside an idle larger one, and one that was outgrown and kept."""
     for _ in range(5):
         LlamaCppModel(long).new_cache().extend([5], rows=1)
     assert len(long.idle) == 1

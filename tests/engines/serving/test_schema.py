@@ -1,7 +1,4 @@
-"""The server against its own OpenAPI document: whatever the document allows or forbids, no 5xx, and replies as it says.
-
-make engine-serving
-"""
+"""The server against its own OpenAPI document: whatever it allows or forbids, no 5xx, and replies as it says."""
 
 from collections.abc import Iterator
 from typing import Any

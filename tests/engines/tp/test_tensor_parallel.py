@@ -45,8 +45,7 @@ def test_both_ranks_say_the_same(case: str, ranks: list[dict[str, Any]]) -> None
 
 @pytest.mark.parametrize("case", ["plain", "greedy", "processed", "sampled", "unseeded", "head", "measured", "clocks"])
 def test_two_ranks_say_what_one_process_says(case: str, ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
-    """Catches a loop that reads shards as if they were whole. The sums of two shards differ in the last digits, which these
-    tokens do not feel."""
+    """Catches a loop that reads shards as if they were whole; these tokens do not feel the last digits of the sums."""
     assert ranks[0][case]["tokens"] == alone[case]["tokens"]
     if case in ("greedy", "sampled", "head"):
         assert ranks[0][case]["steps"] == alone[case]["steps"]

@@ -1,7 +1,4 @@
-"""Our speculator of vLLM's second model runner, on vLLM's classes only: its kernels and graphs need a GPU.
-
-`world` says what stands in for them.
-"""
+"""Our speculator of vLLM's second model runner on vLLM's classes; `world` stands in for kernels and graphs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DRAFT, TARGET, drafting, engine, json_in
+from test_vllm_plugin import configuration
 
 from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm import configuring, register, stopping
@@ -214,8 +212,7 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
 
 @pytest.mark.parametrize("policy", ["fixed:3", "cumulative:0.3"])
 def test_the_distribution_is_the_targets(policy: str, python: Callable[..., str]) -> None:
-    """Catches a place without a draft token that is verified, distributions of other tokens than those proposed, a stop that
-    looks ahead: chi-square over the first two tokens of 500 answers, by vLLM's own samplers with their kernels interpreted."""
+    """Catches a missing draft token that is verified, other distributions than those proposed: chi-square, 500 answers."""
     found = json_in(python("draws.py", policy, "500", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"))
     cells, rest = [], [0, 0.0]
     for num, p in found["rows"]:
@@ -231,18 +228,6 @@ def test_the_distribution_is_the_targets(policy: str, python: Callable[..., str]
     assert len(found["lengths"]) == (1 if policy == "fixed:3" else 3)
 
 
-def fitting() -> Any:
-    """A configuration that the plugin can follow."""
-    spec = SimpleNamespace(
-        method="draft_model", enable_adaptive_verification=False, parallel_drafting=False, use_heterogeneous_vocab=False,
-        use_local_argmax_reduction=False, num_speculative_tokens=8,
-    )  # fmt: skip
-    return SimpleNamespace(
-        additional_config={"specdecpp": {}}, speculative_config=spec, use_v2_model_runner=True,
-        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1, tensor_parallel_size=1),
-    )  # fmt: skip
-
-
 def test_engines_get_what_they_are_configured_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a plugin that is not asked, stays in place for engines without its key, or takes another plugin's place."""
     from vllm.v1.worker.gpu import model_runner
@@ -251,13 +236,13 @@ def test_engines_get_what_they_are_configured_for(monkeypatch: pytest.MonkeyPatc
     from specdecpp.integrations.vllm import speculator
 
     monkeypatch.setattr(configuring, "check_version", lambda: None)  # this build has another name
-    assert configuring.attach(fitting())
+    assert configuring.attach(configuration(additional_config={"specdecpp": {}}))
     assert model_runner.init_speculator is speculator.init_speculator
     assert not configuring.attach(SimpleNamespace(additional_config={}))
     assert model_runner.init_speculator is init_speculator
     monkeypatch.setattr(model_runner, "init_speculator", test_engines_get_what_they_are_configured_for)
     with pytest.raises(BackendError, match=r"another plugin has replaced .*init_speculator by test_vllm"):
-        configuring.attach(fitting())
+        configuring.attach(configuration(additional_config={"specdecpp": {}}))
 
 
 def test_an_engine_on_a_cpu_is_refused() -> None:

@@ -43,10 +43,7 @@ class Blocks:
 
 
 class ContextDraft(nn.Module):
-    """The logits of `network` for the context that the cache holds, as the model's hidden states.
-
-    `passes` lists, for every pass, the tokens that each request of it read.
-    """
+    """Logits of `network` for the context that the cache holds; `passes` lists how many tokens each request read in each."""
 
     def __init__(self, network: Any):
         super().__init__()

@@ -2,7 +2,7 @@
 
 Of W - 1 places for draft tokens the first `num` are taken. A uniform u < h accepts, and a token is drawn by inverting the
 running sum of its distribution: the outcome is piecewise constant in the uniforms, and its distribution can be integrated
-exactly (tests/test_graph_steps.py).
+exactly (tests/test_step_law.py).
 
 The bonus is the correction with q = 0: norm((p - 0)+) = p. In block verification likewise h_K = R_K/(R_K + 1 - w_K) = w_K,
 since R_K = sum (w_K p - 0)+ = w_K.
