@@ -1,4 +1,4 @@
-"""The acceptance head: its folder, its calibration, and what a bad file says."""
+"""The acceptance head: its folder, the published reference form, its calibration, and what a bad file says."""
 
 import hashlib
 import json
@@ -170,6 +170,78 @@ def test_bad_calibrations_are_value_errors(bad: dict[str, float]) -> None:
         Calibration(**bad)
 
 
+# The published reference form
+
+
+def reference_state(num_layers: int) -> State:
+    """The state dict of the authors' checkpoint: D names for one block, then two outputs (reject, accept)."""
+    generator = torch.Generator().manual_seed(num_layers)
+    weight, bias = (0.3 * torch.randn(D, D, generator=generator)).bfloat16().float(), torch.ones(D)
+    state = {f"model.{i}.linear.{k}": v for i in range(num_layers) for k, v in (("weight", weight), ("bias", bias))}
+    return state | {
+        f"model.{num_layers}.weight": torch.randn(2, D, generator=generator).bfloat16().float(),
+        f"model.{num_layers}.bias": torch.tensor([0.25, -0.5]),
+    }
+
+
+def untied(num_layers: int) -> State:
+    state = {k: v.clone() for k, v in reference_state(num_layers).items()}
+    state["model.1.linear.weight"] *= -2.0
+    state["model.2.linear.bias"] += 1.0
+    return state
+
+
+def reference_probability(state: State, num_layers: int, hidden: torch.Tensor) -> torch.Tensor:
+    """The reference's own computation, written from its description: softmax of two logits, index 1 = accept."""
+    x = hidden.double()
+    for i in range(num_layers):
+        z = x @ state[f"model.{i}.linear.weight"].double().T + state[f"model.{i}.linear.bias"].double()
+        x = x + z / (1 + torch.exp(-z))
+    logits = x @ state[f"model.{num_layers}.weight"].double().T + state[f"model.{num_layers}.bias"].double()
+    return torch.exp(logits[..., 1]) / torch.exp(logits).sum(-1)
+
+
+def write_bin(state: State, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    torch.save({k: v.to(dtype) for k, v in state.items()}, folder / "pytorch_model.bin")
+
+
+def write_safe(state: State, folder: Path, without: tuple[str, ...] = ()) -> None:
+    save_file({k: v.clone() for k, v in state.items() if not k.startswith(without)}, folder / "model.safetensors")
+
+
+def write_config(folder: Path, num_layers: int, hidden_size: int = D) -> None:
+    config = {"hidden_size": hidden_size, "num_layers": num_layers}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+WRITERS: dict[str, Callable[[State, Path], None]] = {
+    "pickle": write_bin,
+    "safetensors": write_safe,
+    "tied blocks once": lambda state, folder: write_safe(state, folder, ("model.1.linear", "model.2.linear")),
+    "bfloat16": lambda state, folder: write_bin(state, folder, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize(("num_layers", "state"), [(0, reference_state(0)), (3, reference_state(3)), (3, untied(3))])
+@pytest.mark.parametrize("write", WRITERS)
+def test_the_reference_form_gives_the_reference_probability(write: str, num_layers: int, state: State, tmp_path: Path) -> None:
+    """Catches a wrong sign of the two outputs, a lost block, a tied block that is read once or one that is taken for granted,
+    weights left in bfloat16, and a head that cannot be saved in our form."""
+    if write == "tied blocks once":
+        state = reference_state(num_layers)
+    elif write == "bfloat16":
+        state = {k: v.bfloat16().float() for k, v in state.items()}
+    WRITERS[write](state, tmp_path)
+    write_config(tmp_path, num_layers)
+    head = AcceptanceHead.from_pretrained(tmp_path)
+    assert head.card.num_layers == num_layers
+    expected = reference_probability(state, num_layers, rows())
+    torch.testing.assert_close(torch.sigmoid(head(rows())).double(), expected, atol=1e-5, rtol=0)
+    assert head.estimator()(rows()[0]) == pytest.approx(float(expected[0]), abs=1e-5)
+    head.save_pretrained(tmp_path / "ours")
+    assert is_same(head, AcceptanceHead.from_pretrained(tmp_path / "ours"))
+
+
 # Bad files
 
 
@@ -186,6 +258,12 @@ def ours(folder: Path, card: bytes | None = None, weights: bytes | None = None) 
         (folder / "head.safetensors").write_bytes(weights)
 
 
+def theirs(folder: Path, num_layers: int = 3, hidden_size: int = D, **changes: torch.Tensor | None) -> None:
+    state = reference_state(3) | {name.replace("_", "."): tensor for name, tensor in changes.items()}
+    write_bin({name: tensor for name, tensor in state.items() if tensor is not None}, folder)
+    write_config(folder, num_layers, hidden_size)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "card is not json": (lambda f: ours(f, b"{"), "JSONDecodeError"),
     "card is not text": (lambda f: ours(f, b"\xff\xfe\x00"), "UnicodeDecodeError"),
@@ -199,6 +277,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "card of another depth": (lambda f: ours(f, b'{"hidden_size": 12, "num_layers": 2}'), "blocks.2.linear"),
     "weights missing": (lambda f: (ours(f), (f / "head.safetensors").unlink()), "head.safetensors"),
     "weights corrupt": (lambda f: ours(f, weights=b"garbage"), "SafetensorError"),
+    "reference: not a pickle": (
+        lambda f: (theirs(f), (f / "pytorch_model.bin").write_bytes(b"<html>not found</html>")),
+        "does not hold a readable head",
+    ),
+    "reference: block missing": (lambda f: theirs(f, model_1_linear_weight=None), "model.1.linear.weight"),
+    "reference: another depth": (lambda f: theirs(f, num_layers=2), "model.2.weight"),
+    "reference: another width": (lambda f: theirs(f, hidden_size=10), "size mismatch"),
+    "reference: one output": (lambda f: theirs(f, model_3_weight=torch.ones(1, D)), "two outputs .* has 1"),
+    "reference: config without sizes": (lambda f: (theirs(f), (f / "config.json").write_text("{}")), "hidden_size"),
 }
 
 
@@ -251,6 +338,21 @@ def test_a_head_without_a_digest_is_read_or_refused(tmp_path: Path) -> None:
     save_file(nan, path)
     with pytest.raises(HeadError, match="no finite numbers"):
         AcceptanceHead.from_pretrained(tmp_path)
+
+
+def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
+    """Catches a checkpoint that runs code when it is loaded."""
+    ran = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (ran,))
+
+    write_config(tmp_path, 3)
+    torch.save({"model.3.weight": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(HeadError):
+        AcceptanceHead.from_pretrained(tmp_path)
+    assert not ran.exists()
 
 
 def test_places_without_a_head_say_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small ta
 |---|---|
 | features.py | the scalars beside the state, the one definition that everything in Python reads |
 | model.py | `HeadCard`, `Calibration`; `AcceptanceHead` in torch, any rows at once; `RowEstimator` in numpy, one row |
-| files.py | a head on disk: `head.safetensors` and `head.json` |
+| files.py | a head on disk: `head.safetensors` and `head.json`, or the form that the authors publish theirs in |
 
 The compiled code (`backends/native/cpp/step.h`) has a forward of its own; `tests/golden_head.json` is what all of them answer.
 """

@@ -212,7 +212,7 @@ class AcceptanceHead(nn.Module):
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> "AcceptanceHead":
-        """Read a head from a folder, or by a hub name.
+        """Read a head: a folder of ours, a folder in the published reference form, or a hub name of either.
 
         Raises `HeadError` when nothing is there, the files are not a head, or the weights are not those that the card was
         written with. A card without their digest, of an earlier version or written by hand, is taken at its word.
