@@ -1,5 +1,7 @@
 """Batched sampling: every answer is what the target says alone, in distribution and, greedily, to the token."""
 
+from typing import Any
+
 import pytest
 import torch
 from distributions import chi_square_tail
@@ -46,6 +48,8 @@ def test_greedy_answers_equal_generate(kind: str) -> None:
     end = free[0][2]
     ended = [own_greedy(kind, p, end=end) for p in PROMPTS]
     assert sample_responses(backend, PROMPTS, ends=(end,), **options) == ended
+    for slots in (1, 3):  # the others wait, and take the places of those that have ended
+        assert sample_responses(backend, PROMPTS * 2, ends=(end,), slots=slots, **options) == ended * 2
 
 
 def test_answers_end_at_different_times_in_the_comparison_above() -> None:
@@ -60,18 +64,22 @@ def test_the_repetition_penalty_follows_each_row() -> None:
     backend, penalised = EagerModel(model_of("llama")), Sampling(temperature=0.0, repetition_penalty=1.3)
     end = own_greedy("llama", PROMPTS[0], penalty=1.3)[1]
     options = {"sampling": penalised, "max_tokens": NUM_TOKENS, "ends": (end,), "generator": seeded()}
-    answers = sample_responses(backend, PROMPTS, **options)
-    assert answers == [own_greedy("llama", p, end=end, penalty=1.3) for p in PROMPTS]
+    for slots in (None, 2):
+        answers = sample_responses(backend, PROMPTS, slots=slots, **options)
+        assert answers == [own_greedy("llama", p, end=end, penalty=1.3) for p in PROMPTS]
 
 
+@pytest.mark.parametrize("slots", [None, 1000])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=3.0), Sampling(temperature=4.0, top_k=5, top_p=0.9)])
-def test_sampled_answers_follow_the_target(sampling: Sampling) -> None:
-    """Catches a temperature or a filter left out, and draws that depend on each other across rows; each case alarms once in
-    1e6."""
+def test_sampled_answers_follow_the_target(sampling: Sampling, slots: int | None) -> None:
+    """Catches a temperature or a filter left out, draws that depend on each other across rows, and answers that are other ones
+    where they begin late; each case alarms once in 1e6."""
     model = tiny_model("llama", vocab_size=8, seed=3)
     backend, prompts, end = EagerModel(model), [[2, 3, 4], [5]], 1
     num = 3000
-    answers = sample_responses(backend, prompts * num, sampling=sampling, max_tokens=2, ends=(end,), generator=seeded(11))
+    answers = sample_responses(
+        backend, prompts * num, sampling=sampling, max_tokens=2, ends=(end,), generator=seeded(11), slots=slots
+    )
     for i, prompt in enumerate(prompts):
         distribution: dict[tuple[int, ...], float] = {}
         first = _distribution(backend, prompt, sampling)
@@ -126,6 +134,26 @@ def test_an_answer_ends_where_the_context_is_full() -> None:
     assert [len(a) for a in answers] == [9, 9, 2, 7]
     with pytest.raises(ValueError, match="no room for an answer in a context of 10"):
         sample_responses(backend, PROMPTS, sampling=GREEDY, max_tokens=9, ends=(), generator=seeded(), max_length=10)
+
+
+def test_places_are_taken_again_as_answers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches batches that end with their longest answer: passes a token, over answers of uneven lengths."""
+    backend, num, slots, widths = EagerModel(tiny_model("llama", vocab_size=64, seed=3)), 96, 16, []
+    options = {"sampling": Sampling(temperature=1.5), "max_tokens": 60, "ends": range(3), "generator": seeded(5)}
+    forward = backend.offline_pass
+
+    def counted(**given: Any) -> Any:
+        widths.append(given["input_ids"].shape[1])
+        return forward(**given)
+
+    monkeypatch.setattr(backend, "offline_pass", counted)
+    prompts = [[5 + i % 50] * (1 + i % 7) for i in range(num)]
+    in_batches = [sample_responses(backend, prompts[i : i + slots], **options) for i in range(0, num, slots)]
+    before, tokens = len(widths), sum(len(answer) for answers in in_batches for answer in answers)
+    widths.clear()
+    answers = sample_responses(backend, prompts, slots=slots, **options)
+    steps = len(widths) / sum(map(len, answers))
+    assert steps < 0.7 * before / tokens  # with 16 places 1 in 11.3 tokens and not in 6.3
 
 
 def test_progress_counts_every_token_once() -> None:

@@ -49,17 +49,16 @@ def answered(
         slots = (_Slot(i, [*prompt], backend.new_cache(), _uniforms(seed, i), room[i]) for i, prompt in enumerate(prompts))
         return [piece for _, piece in sorted(_pieces(backend, slots, target.ends, sampling, layer), key=itemgetter(0))]
     generator = torch.Generator(device=backend.device).manual_seed(int(_uniforms(seed, 0).integers(2**62)))
-    answers = list[list[int]]()
-    for first in range(0, len(prompts), WIDE):
-        answers += sample_responses(
-            backend,
-            prompts[first : first + WIDE],
-            sampling=sampling,
-            max_tokens=max_tokens,
-            ends=target.ends,
-            generator=generator,
-            max_length=context,
-        )
+    answers = sample_responses(
+        backend,
+        prompts,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        ends=target.ends,
+        generator=generator,
+        max_length=context,
+        slots=WIDE,
+    )
     parts = [slice(i, i + READ) for i in range(0, len(prompts), READ)]
     return [piece for at in parts for piece in read(backend.model, prompts[at], answers[at], layer=layer)]
 

@@ -1,4 +1,4 @@
-"""Answers sampled from a target in batches: left-padded prompts, one cache; rows that have ended leave the batch.
+"""Answers sampled from a target in batches: left-padded prompts, one cache; rows that have ended leave the batch or make room.
 
 The distribution of each answer is that of decoding with the target alone under the same `Sampling`; what differs from one
 request at a time is the rounding, since padding changes the order of sums. Works for every causal LM that `EagerModel` takes.
@@ -54,6 +54,14 @@ class RoomyLayer(DynamicLayer):
         self._keys, self._values = self._keys[indices], self._values[indices]
         self.keys, self.values = self._keys[:, :, :held], self._values[:, :, :held]
 
+    def join(self, other: "RoomyLayer", width: int) -> None:
+        """Rows of another layer below its own, the last `width` positions of each."""
+        self._keys, self._values = (
+            self._with_room(torch.cat([_at_right(states, width, dim=2) for states in both]), width)
+            for both in ((self.keys, other.keys), (self.values, other.values))
+        )
+        self.keys, self.values = self._keys[:, :, :width], self._values[:, :, :width]
+
 
 def roomy_cache() -> Cache:
     """An empty cache of roomy layers, which keeps every position as the cache of `EagerModel` does."""
@@ -79,21 +87,27 @@ def seen_by(prompts: Sequence[Sequence[int]], *, vocab_size: int, device: torch.
 class _Batch:
     """Answers that are being written: the rows of one cache, each at its right end, with what was not read yet."""
 
-    def __init__(self, backend: EagerModel, prompts: Sequence[Sequence[int]], sampling: Sampling):
+    def __init__(self, backend: EagerModel, prompts: Sequence[Sequence[int]], sampling: Sampling, *, width: int = 1):
+        """`width`: the fewest columns of what is read first."""
         self._backend, self._sampling, self._cache = backend, sampling, roomy_cache()
-        device, width = backend.device, max(map(len, prompts))
+        device, width = backend.device, max(width, *map(len, prompts))
         self._ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
         self._mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
         self._seen = seen_by(prompts, vocab_size=backend.vocab_size, device=device) if sampling.needs_seen else None
         self._takes = inspect.signature(backend.model.forward).parameters
 
-    def step(self, generator: torch.Generator) -> list[int]:
-        """The next token of each row."""
+    def read(self, num: int) -> Float[Tensor, "B V"]:
+        """Put the first `num` columns of what was not read into the cache; the logits of the last."""
+        ids, self._ids = self._ids[:, :num], self._ids[:, num:]
+        mask = self._mask[:, : self._mask.shape[1] - self._ids.shape[1]]
         more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
         if "position_ids" in self._takes:
-            more["position_ids"] = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, -self._ids.shape[1] :]
-        read = self._backend.offline_pass(input_ids=self._ids, attention_mask=self._mask, cache=self._cache, **more)
-        p = probabilities(read[0][:, -1], self._sampling, self._seen)
+            more["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        return self._backend.offline_pass(input_ids=ids, attention_mask=mask, cache=self._cache, **more)[0][:, -1]
+
+    def step(self, generator: torch.Generator) -> list[int]:
+        """The next token of each row."""
+        p = probabilities(self.read(self._ids.shape[1]), self._sampling, self._seen)
         self._ids = p.argmax(-1, keepdim=True) if self._sampling.is_greedy else draw(p, 1, generator)
         self._mask = torch.cat([self._mask, torch.ones_like(self._ids)], -1)
         if self._seen is not None:
@@ -106,6 +120,29 @@ class _Batch:
         self._ids, self._mask = self._ids[kept], self._mask[kept]
         self._seen = None if self._seen is None else self._seen[kept]
 
+    def joined(self, other: "_Batch") -> "_Batch":
+        """With the rows of another batch, of which one column is left to be read as here; columns of no text go."""
+        other.read(other._ids.shape[1] - 1)
+        width = max(int(batch._mask.sum(-1).max()) for batch in (self, other))
+        for own, more in zip(self._cache.layers, other._cache.layers, strict=True):
+            assert isinstance(own, RoomyLayer), "the cache is `roomy_cache`'s"
+            assert isinstance(more, RoomyLayer), "and so is the other"
+            own.join(more, width - 1)
+        self._ids = torch.cat([self._ids, other._ids])
+        self._mask = torch.cat([_at_right(batch._mask, width) for batch in (self, other)])
+        if self._seen is not None and other._seen is not None:
+            self._seen = torch.cat([self._seen, other._seen])
+        return self
+
+
+def _at_right(x: Tensor, width: int, *, dim: int = 1) -> Tensor:
+    """The last `width` columns, zeros before them where there are fewer."""
+    held = min(width, x.shape[dim])
+    x = x.narrow(dim, x.shape[dim] - held, held)
+    shape = [*x.shape]
+    shape[dim] = width - held
+    return torch.cat([x.new_zeros(shape), x], dim)
+
 
 @torch.inference_mode()
 def sample_responses(
@@ -117,19 +154,24 @@ def sample_responses(
     ends: Collection[int],
     generator: torch.Generator,
     max_length: int | None = None,
+    slots: int | None = None,
     tick: Callable[[int], None] = lambda num_tokens: None,
 ) -> list[list[int]]:
     """One answer (ids, the ending id included) to each prompt (ids, not empty), in one batch.
 
     An answer ends with an id of `ends`, after `max_tokens`, or where prompt and answer fill `max_length`, by default the
-    backend's. `tick` is told of new tokens as they come. Raises ValueError for a prompt that leaves no room for an answer.
+    backend's. At most `slots` are written at once, by default all; as answers end, the next prompts take their places. Which
+    answers keep each other company depends on the arguments only. `tick` is told of new tokens as they come. Raises ValueError
+    for a prompt that leaves no room for an answer.
     """
     longest, context = max(map(len, prompts)), max_length or backend.max_length
     limits = [max_tokens if context is None else min(max_tokens, context - len(p)) for p in prompts]
     if min(limits) < 1:
         raise ValueError(f"a prompt of {longest} tokens leaves no room for an answer in a context of {context}; leave it out")
     answers: list[list[int]] = [[] for _ in prompts]
-    rows, batch = list(range(len(prompts))), _Batch(backend, prompts, sampling)
+    rows = list(range(len(prompts)))[:slots]
+    full, waiting = len(rows), list(range(len(rows), len(prompts)))
+    batch = _Batch(backend, [prompts[row] for row in rows], sampling)
     while True:
         is_open, before = [], sum(map(len, answers))
         for row, token in zip(rows, batch.step(generator), strict=True):
@@ -137,12 +179,19 @@ def sample_responses(
                 answers[row].append(token)
             is_open.append(still and not _has_ended(answers[row], limits[row], ends))
         tick(sum(map(len, answers)) - before)
-        if not any(is_open):
+        if not any(is_open) and not waiting:
             return answers
-        if sum(is_open) < _STILL_FULL * len(rows):  # not at every end: each change copies the cache
-            kept = [i for i, still in enumerate(is_open) if still]
-            rows = [rows[i] for i in kept]
+        if sum(is_open) >= _STILL_FULL * (full if waiting else len(rows)):  # not at every end: each change copies the cache
+            continue
+        kept = [i for i, still in enumerate(is_open) if still]
+        rows, next_rows = [rows[i] for i in kept], waiting[: full - len(kept)]
+        waiting = waiting[len(next_rows) :]
+        if rows:
             batch.keep(kept)
+        if next_rows:
+            following = _Batch(backend, [prompts[row] for row in next_rows], sampling, width=2 if rows else 1)
+            batch = batch.joined(following) if rows else following
+        rows += next_rows
 
 
 def _has_ended(answer: Sequence[int], limit: int, ends: Collection[int]) -> bool:
