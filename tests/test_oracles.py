@@ -10,7 +10,7 @@ import torch
 from distributions import unchecked
 from records import Process, records
 
-from specdecpp.lab import Heuristic, oracles
+from specdecpp.lab import Heuristic, mdp, oracles
 from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.policies import Costs, CumulativeConfidence, Fixed
 from specdecpp.replay.replay import replay
@@ -109,15 +109,14 @@ def test_no_policy_is_faster_than_hindsight_on_any_answer(costs: Costs) -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("acceptance", "costs"), [(0.8, FLAT), (0.6, FLAT), (0.9, Costs.relative(0.05)), (0.8, CURVE)])
 def test_constant_acceptance_leaves_one_best_length(acceptance: float, costs: Costs) -> None:
-    """Catches a rate that is not the fixed point, and costs that are read off by one: both oracles draft as many as is best in
-    every step. The rate is that of 30,000 tokens, and no seed was looked for."""
-    rates = [sum(acceptance**i for i in range(k + 1)) / costs.step_s(k) for k in range(11)]
-    best = max(rates)
+    """Catches a rate that is not the fixed point, and costs that are read off by one: both oracles draft as many as the exact
+    optimum. The rate is that of 30,000 tokens, and no seed was looked for."""
+    best = mdp.optimum(mdp.Lattice.of(mdp.Process.constant(acceptance), max_tokens=10), costs)
     flat = constant(acceptance, num=10, num_tokens=3000)
     for oracle in (perfect_probability, pre_sampling):
         found = oracle(flat, costs)
-        assert found.histogram.sum(0).argmax() == rates.index(best)
-        assert found.tokens_per_second == pytest.approx(best, rel=0.03)
+        assert found.histogram.sum(0).argmax() == round(best.tally.num_drafted)
+        assert found.tokens_per_second == pytest.approx(best.rate, rel=0.03)
 
 
 def test_what_oracles_know_is_true() -> None:

@@ -1,13 +1,14 @@
 """The picture of docs/how-it-works.md: what the next draft token is worth, what it costs, and the speed that comes of it.
 
-Constant acceptance 0.8 and c = 0.22, the page's first example: a step of K draft tokens makes 1 + a + ... + a^K tokens in
-the time of 1 + c K passes of the target. Run it with:
+Constant acceptance 0.8 and c = 0.22, the page's first example; everything is computed by `specdecpp.lab.mdp`. Run it with:
 python docs/figures/stopping.py
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdecpp.lab.mdp import Lattice, Process, fixed, optimum
+from specdecpp.policies import Costs
 from specdecpp.report.pictures import Picture, figure, finished, styled
 from specdecpp.report.theme import LIGHT
 
@@ -21,10 +22,12 @@ HERE = Path(__file__).parent
 @styled()
 def picture() -> Picture:
     """Two panels over the same K: worth and price of one more draft token, and the speed-up of steps of K."""
+    rounds, costs = Lattice.of(Process.constant(ACCEPTANCE), max_tokens=MOST), Costs.relative(C)
+    best = optimum(rounds, costs)
+    k = round(best.tally.num_drafted)
     worth = [ACCEPTANCE ** (n + 1) for n in range(MOST + 1)]
-    speed = [(1 + sum(worth[:n])) / (1 + C * n) for n in range(MOST + 1)]
-    k = speed.index(max(speed))
-    price = speed[k] * C
+    price = best.rate * costs.added_s(0)
+    speed = [rounds.tally(fixed(rounds, n)).speed_up(costs) for n in range(MOST + 1)]
     drawn = figure(f"One more draft token? Each is accepted with probability {ACCEPTANCE}, c = {C}", height=5.2)
     upper, lower = drawn.subplots(2)
     upper.set(xlim=(0, MOST), ylim=(0, 1), xlabel="draft tokens so far", ylabel="tokens")
