@@ -33,7 +33,7 @@ from peers.provenance import provenance
 import specdecpp as sd
 from specdecpp import cache_dir
 from specdecpp.backends import Model
-from specdecpp.bench.lossless import FALSE_ALARM, chi_square_p, excess
+from specdecpp.bench.lossless import FALSE_ALARM, chi_square_p, parts
 from specdecpp.decoder import encode
 from specdecpp.head import Calibration, HeadCard
 from specdecpp.loading import gguf_writing
@@ -176,14 +176,15 @@ def sampled(formats: Formats, prompts: list[str], spec: str, args: argparse.Name
     """Chi-square of answers at temperature 1 under one rule, in the file's own format."""
     pairs = formats.pairs(OWN)
     exact = [replace(pair, target=_exact(pair.target_name), draft=_exact(pair.draft_name)) for pair in pairs]
-    found, num_tokens = [], 0
+    counts, distributions = [], []
     for i, prompt in enumerate(prompts):
         ids = encode(pairs[i % 2], [{"role": "user", "content": prompt}])
         out = answers(pairs[i % 2], spec, ids, max_tokens=args.tokens, temperature=1.0, seed=i)
-        found.append(excess(exact[i % 2], ids, out.tokens, Sampling()))
-        num_tokens += len(out.tokens)
-    least = FALSE_ALARM / len(rules())
-    return {"answers": len(prompts), "tokens": num_tokens, "p_value": chi_square_p(found), "least": least}
+        side = parts(exact[i % 2], ids, out.tokens, Sampling())
+        counts.append(side[0])
+        distributions.append(side[1])
+    p_value = chi_square_p(torch.cat(counts), torch.cat(distributions))
+    return {"answers": len(prompts), "tokens": sum(map(len, counts)), "p_value": p_value, "least": FALSE_ALARM / len(rules())}
 
 
 _EXACT: dict[str, Model] = {}

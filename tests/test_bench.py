@@ -595,17 +595,26 @@ def test_a_broken_verification_is_caught(
 
 
 def test_p_values_of_a_lossless_sampler_are_uniform():
-    """Catches a variance that is wrong. Of 300 p-values a share of 0.05 +- 0.035 lies below 0.05 but for one seed in 190
+    """Catches a covariance that is wrong. Of 300 p-values a share of 0.05 +- 0.035 lies below 0.05 but for one seed in 190
     (binomial, 2.8 sigma), and the same for 0.5 +- 0.08."""
     generator = torch.Generator().manual_seed(3)
     values = []
     for _ in range(300):
-        chance = torch.rand(120, generator=generator, dtype=torch.float64)
-        num = torch.bernoulli(chance, generator=generator)
-        values.append(lossless.chi_square_p([(float((num - chance).sum()), float((chance * (1 - chance)).sum()))]))
+        distributions = torch.rand(120, 4, generator=generator, dtype=torch.float64) * torch.tensor([3.0, 1.0, 1.0, 0.01])
+        distributions = distributions / distributions.sum(-1, keepdim=True)
+        counts = torch.nn.functional.one_hot(torch.multinomial(distributions, 1, generator=generator)[:, 0], 4).double()
+        values.append(lossless.chi_square_p(counts, distributions))
     for level, room in ((0.05, 0.035), (0.5, 0.08)):
         assert abs(np.mean(np.array(values) < level) - level) < room
-    assert lossless.chi_square_p([(0.0, 0.0)]) == 1.0
+
+
+def test_parts_that_are_expected_too_rarely_join_a_neighbour():
+    """Catches a chi-square with an expected count of a tenth, whose far tail is anything, and one of a single part."""
+    assert lossless._joined([50.0, 0.1, 3.0, 8.0]) == [[0], [1, 2, 3]]
+    assert lossless._joined([50.0, 20.0, 3.0, 2.0]) == [[0], [1, 2, 3]]
+    assert lossless._joined([3.0, 1.0, 1.0, 1.0]) == [[0, 1, 2, 3]]
+    few = torch.full((9, 4), 0.25, dtype=torch.float64)
+    assert lossless.chi_square_p(torch.eye(4).double().repeat(3, 1)[:9], few) == 1.0
 
 
 # The verb

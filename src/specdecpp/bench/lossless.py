@@ -3,10 +3,11 @@
 Temperature 0: each answer must be the target's own, token by token. Where two logits of the target tie to within rounding,
 a pass over several positions may break the tie otherwise than a pass over one; such a tie is reported, and is no failure.
 
-Sampling: given what came before, the next token of a lossless decoder is drawn from p. So the tokens that the target thinks
-likelier than the draft does, p > q, come as often as p says; the count less what p expects is a sum of martingale differences
-with a known variance, and its square over that is chi-square in the limit, with one degree of freedom. What a faulty
-verification does, such as accepting too much or a residual without its (p - q)+, moves mass out of these very tokens.
+Sampling: a chi-square test of whole answers against the target's exact distribution. Given what came before, the next token of
+a lossless decoder is drawn from p. So at every position the vocabulary is parted by how much likelier the target thinks a
+token than the draft does, p/q; the counts of the parts, less what p expects of them, are sums of martingale differences whose
+covariance is known exactly, and their quadratic form is chi-square in the limit. What a faulty verification does, such as
+accepting too much or a residual without its (p - q)+, moves mass between these very parts.
 """
 
 import math
@@ -15,15 +16,21 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from specdecpp.bench.contest import Contest, Heat
+from specdecpp.bench.contest import Answers, Contest, Heat
 from specdecpp.bench.contestants import ALONE
 from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import label_of
 from specdecpp.sampling import Sampling, at_least_float32, probabilities
 
+EDGES = (-math.log(2), 0.0, math.log(2))
+"""Boundaries of log p/q, which part the vocabulary into four."""
 FALSE_ALARM = 1e-3
 """How often a whole bench of lossless rules fails: shared out among its rows."""
+LEAST = 10
+"""The least count that p expects of a part; a smaller one joins its neighbour."""
 TIE_ULP, TIE_ULP_HALF = 64, 8
 """How far apart two logits may lie that rounding can swap, in units of the last place of the larger one."""
 
@@ -68,37 +75,31 @@ def verify(contest: Contest, heats: Sequence[Heat]) -> list[Finding]:
     findings = []
     for heat in heats:
         alone = next(answers for contestant, answers in heat.answers.items() if contestant.rule is ALONE)
-        sampling = Sampling(temperature=heat.temperature, top_p=contest.plan.top_p)
         for contestant, answers in heat.answers.items():
             name = f"{label_of(contestant.policy)}, {contestant.verification}, T = {heat.temperature:g}"
-            texts = [
-                (prompt, answer.tokens, own[0].tokens)
-                for prompt, of, own in zip(contest.test, answers, alone, strict=True)
-                for answer in of  # none of a prompt that an interrupted contest did not come to
-            ]
             if heat.temperature == 0:
-                findings.append(_greedy(contest.pair, name, texts))
+                findings.append(_greedy(contest, name, answers, alone))
             else:
-                findings.append(_sampled(contest.pair, name, texts, sampling, alarm=FALSE_ALARM / num_sampled))
+                findings.append(_sampled(contest, name, answers, heat.temperature, alarm=FALSE_ALARM / num_sampled))
     return findings
 
 
-Texts = Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]
-"""Prompts, answers and the answers of the target alone, as ids."""
-
-
-def _greedy(pair: Pair, name: str, texts: Texts) -> Finding:
+def _greedy(contest: Contest, name: str, answers: Answers, alone: Answers) -> Finding:
     """Comparison of every answer with the target's own, ties aside."""
-    num_ties, reason = 0, None
-    for prompt, answer, own in texts:
-        at = next((i for i, (a, b) in enumerate(zip_longest(answer, own)) if a != b), None)
-        if at is None:
-            continue
-        if at < min(len(answer), len(own)) and _is_tie(pair, [*prompt, *own[:at]], own[at], answer[at]):
-            num_ties += 1
-        else:
+    num_ties, num_tokens = 0, sum(len(answer.tokens) for of in answers for answer in of)
+    for prompt, of, expected in zip(contest.test, answers, alone, strict=True):
+        for answer in of:  # none of a prompt that an interrupted contest did not come to
+            own = expected[0].tokens
+            at = next((i for i, (a, b) in enumerate(zip_longest(answer.tokens, own)) if a != b), None)
+            if at is None:
+                continue
+            context, is_inside = [*prompt, *own[:at]], at < min(len(answer.tokens), len(own))
+            if is_inside and _is_tie(contest.pair, context, own[at], answer.tokens[at]):
+                num_ties += 1
+                continue
             reason = f"token {at + 1} of an answer is not the target's argmax"
-    return Finding(name=name, reason=reason, num_tokens=sum(len(answer) for _, answer, _ in texts), num_ties=num_ties)
+            return Finding(name=name, reason=reason, num_tokens=num_tokens, num_ties=num_ties)
+    return Finding(name=name, reason=None, num_tokens=num_tokens, num_ties=num_ties)
 
 
 def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
@@ -109,28 +110,66 @@ def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
     return gap <= (TIE_ULP_HALF if is_half else TIE_ULP) * torch.finfo(logits.dtype).eps * max(size, 1.0)
 
 
-def _sampled(pair: Pair, name: str, texts: Texts, sampling: Sampling, *, alarm: float) -> Finding:
-    """Test whether tokens with p > q came as often as p says."""
-    p_value = chi_square_p([excess(pair, prompt, answer, sampling) for prompt, answer, _ in texts if answer])
+def _sampled(contest: Contest, name: str, answers: Answers, temperature: float, *, alarm: float) -> Finding:
+    """Test whether the parts of the vocabulary came as often as p says."""
+    sampling = Sampling(temperature=temperature, top_p=contest.plan.top_p)
+    pairs = [
+        parts(contest.pair, prompt, answer.tokens, sampling)
+        for prompt, of in zip(contest.test, answers, strict=True)
+        for answer in of
+        if answer.tokens
+    ]
+    counts, distributions = (torch.cat(side) for side in zip(*pairs, strict=True))
+    p_value = chi_square_p(counts, distributions)
     failed = f"its tokens are not distributed as the target's (p-value {p_value:.1g})" if p_value < alarm else None
-    return Finding(name=name, reason=failed, num_tokens=sum(len(answer) for _, answer, _ in texts), p_value=p_value)
+    return Finding(name=name, reason=failed, num_tokens=len(counts), p_value=p_value)
 
 
 @torch.inference_mode()
-def excess(pair: Pair, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> tuple[float, float]:
-    """(How many tokens with p > q an answer has beyond what the target expects, the variance of that number)."""
+def parts(
+    pair: Pair, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
+) -> tuple[Float[Tensor, "N 4"], Float[Tensor, "N 4"]]:
+    """(In which part each token of an answer lies, one-hot, and the target's probability of each part there)."""
     ids = [*prompt, *answer[:-1]]
     p, q = (
         probabilities(at_least_float32(backend.new_cache().extend(ids, rows=len(answer))[0]), sampling).cpu().double()
         for backend in (pair.target, pair.draft)
     )
-    is_likelier = (p > q).double()
-    chance = (p * is_likelier).sum(-1)
-    num = is_likelier.gather(1, torch.tensor(answer).unsqueeze(1)).sum()
-    return float(num - chance.sum()), float((chance * (1 - chance)).sum())
+    ratio = torch.nan_to_num(p.log() - q.log(), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    part = torch.bucketize(ratio, torch.tensor(EDGES, dtype=torch.float64))
+    distributions = torch.zeros(len(answer), len(EDGES) + 1, dtype=torch.float64).scatter_add_(1, part, p)
+    mine: Int[Tensor, "N 1"] = part.gather(1, torch.tensor(answer).unsqueeze(1))
+    return torch.zeros_like(distributions).scatter_(1, mine, 1.0), distributions
 
 
-def chi_square_p(answers: Sequence[tuple[float, float]]) -> float:
-    """The p-value of the excesses of some answers, 1 where nothing was left to chance."""
-    total, variance = map(sum, zip(*answers, strict=True))
-    return math.erfc(abs(total) / math.sqrt(2 * variance)) if variance > 0 else 1.0
+def chi_square_p(counts: Float[Tensor, "N C"], distributions: Float[Tensor, "N C"]) -> float:
+    """The p-value of N draws, one-hot in C parts, under the distribution of each given those before it.
+
+    Parts that are expected too rarely join a neighbour. Where only one is left there is nothing to test, and it is 1.
+    """
+    groups = _joined(distributions.sum(0).tolist())
+    join = torch.zeros(distributions.shape[1], len(groups), dtype=torch.float64)
+    for column, group in enumerate(groups):
+        join[group, column] = 1.0
+    counts, distributions = (counts @ join)[:, :-1], (distributions @ join)[:, :-1]
+    if not distributions.shape[1]:
+        return 1.0
+    excess = (counts - distributions).sum(0)
+    covariance = torch.diag(distributions.sum(0)) - distributions.T @ distributions
+    value = float(excess @ torch.linalg.pinv(covariance, hermitian=True) @ excess)
+    half = torch.tensor([distributions.shape[1] / 2, value / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def _joined(expected: Sequence[float]) -> list[list[int]]:
+    """Neighbours together until each group expects enough; what is left at the end joins the last group."""
+    groups: list[list[int]] = []
+    open_group: list[int] = []
+    for i in range(len(expected)):
+        open_group.append(i)
+        if sum(expected[j] for j in open_group) >= LEAST:
+            groups.append(open_group)
+            open_group = []
+    if open_group:
+        groups = [*groups[:-1], [*(groups[-1] if groups else []), *open_group]]
+    return groups
