@@ -1,7 +1,10 @@
 """What is kept on this machine: whole files, and a folder that may be anything."""
 
 import os
+import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -79,12 +82,13 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     cache_dir._temporary.cache_clear()
 
 
-def _a_folder(base: Path, *, mode: int = 0o700, owner: int | None = None) -> None:
+def _a_folder(base: Path, *, mode: int = 0o700, above: int = 0o700, owner: int = 0, owner_above: int = 0) -> None:
     path = base / "specdecpp"
     path.mkdir(parents=True)
-    path.chmod(mode)
-    if owner is not None:
-        os.chown(path, owner, owner)
+    for at, bits, user in ((path, mode, owner), (base, above, owner_above)):
+        at.chmod(bits)
+        if user:
+            os.chown(at, user, user)
 
 
 def _a_dangling_link(base: Path) -> None:
@@ -112,7 +116,9 @@ def test_the_folder_is_made_for_this_user_alone(base: Path) -> None:
         (_a_dangling_link, "cannot be made"),
         (lambda base: base.symlink_to(base), "cannot be made"),
         (lambda base: _a_folder(base, mode=0o777), "others can write to"),
+        (lambda base: _a_folder(base, above=0o777), "others can write to"),
         pytest.param(lambda base: _a_folder(base, owner=65534), "belongs to user 65534", marks=needs_root),
+        pytest.param(lambda base: _a_folder(base, owner_above=65534), "others can write to", marks=needs_root),
     ],
 )
 def test_a_folder_that_cannot_be_trusted_gives_way_to_a_temporary_one(made: Any, told: str, base: Path) -> None:
@@ -140,17 +146,6 @@ def test_a_folder_may_be_linked_and_a_relative_one_is_disregarded(tmp_path: Path
     assert cache_dir.folder() == tmp_path / ".cache" / "specdecpp"
 
 
-def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches RuntimeError without HOME."""
-
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
-    assert cache_dir.trouble() == "there is no home folder (set XDG_CACHE_HOME)"
-
-
 def test_without_any_folder_nothing_is_kept(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a traceback where not even a temporary folder can be made."""
 
@@ -162,6 +157,47 @@ def test_without_any_folder_nothing_is_kept(base: Path, monkeypatch: pytest.Monk
     cache_dir.remember("costs", {"a": 1}, {"x": 2})
     assert cache_dir.recall("costs", {"a": 1}) is None
     assert not cache_dir.folder().exists()
+
+
+BECOME = """
+import os
+from specdecpp import cache_dir
+os.setgroups([]), os.setgid(54321), os.setuid(54321)
+cache_dir.write(cache_dir.folder() / "a", "b")
+print(cache_dir.trouble())
+"""
+
+
+def _told(**env: Path) -> str:
+    """What a process of a user without a name says of the folder, that has written to it. Its temporary folder is TMPDIR."""
+    own = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+    own |= {name: str(value) for name, value in env.items()}
+    done = subprocess.run([sys.executable, "-c", BECOME], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_root
+def test_users_without_a_home_and_with_one_that_they_cannot_write() -> None:
+    """Catches RuntimeError without HOME, PermissionError with that of another, and temporary folders that stay."""
+    folder = Path("/tmp") / f"specdecpp-test-{os.getpid()}"  # pytest's own folders are root's alone
+    (folder / "readonly").mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
+    readonly, tmp = folder / "readonly", folder / "tmp"
+    try:
+        assert _told(TMPDIR=tmp) == "there is no home folder (set XDG_CACHE_HOME)\n"
+        for value in (readonly, Path("/nonexistent")):
+            assert f"{value}/.cache/specdecpp cannot be made" in _told(TMPDIR=tmp, HOME=value)
+        assert f"{readonly}/specdecpp cannot be made" in _told(TMPDIR=tmp, XDG_CACHE_HOME=readonly)
+        (readonly / "specdecpp").mkdir()
+        assert "belongs to user 0" in _told(TMPDIR=tmp, XDG_CACHE_HOME=readonly)
+        os.chown(readonly / "specdecpp", 54321, 54321)
+        (readonly / "specdecpp").chmod(0o500)
+        assert "cannot be written" in _told(TMPDIR=tmp, XDG_CACHE_HOME=readonly)
+        assert os.listdir(folder / "tmp") == []
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_loading_goes_on_without_a_folder(base: Path) -> None:

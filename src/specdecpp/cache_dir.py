@@ -48,20 +48,19 @@ def folder() -> Path:
 
 
 def trouble() -> str | None:
-    """The reason why nothing can be kept for later processes, or others could put code of theirs there; None for neither."""
+    """The reason why nothing can be kept for later processes; None where it can."""
     path = _wanted()
     if path is None:
         return "there is no home folder (set XDG_CACHE_HOME)"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
+        path = path.resolve(strict=True)
+        reason = _danger(path)
+        if reason is None and not os.access(path, os.W_OK | os.X_OK):
+            reason = f"{path} cannot be written"
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
-        return f"{path} cannot be made: {getattr(error, 'strerror', error)} (set XDG_CACHE_HOME)"
-    if found.st_uid != os.geteuid():
-        return f"{path} belongs to user {found.st_uid}, not to {os.geteuid()} (set XDG_CACHE_HOME)"
-    if found.st_mode & 0o022:
-        return f"others can write to {path}, mode {stat.S_IMODE(found.st_mode):o}: run chmod go-w (set XDG_CACHE_HOME)"
-    return None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written (set XDG_CACHE_HOME)"
+        reason = f"{path} cannot be made: {getattr(error, 'strerror', error)}"
+    return reason and f"{reason} (set XDG_CACHE_HOME)"
 
 
 def _wanted() -> Path | None:
@@ -70,6 +69,23 @@ def _wanted() -> Path | None:
     with suppress(RuntimeError):
         base = given if given.is_absolute() else Path.home() / ".cache"
         return base / "specdecpp" if base.is_absolute() else None
+    return None
+
+
+def _danger(path: Path) -> str | None:
+    """The reason why others could put code of theirs here, or replace a folder above; None where they cannot.
+
+    A group may write above: where users have groups of their own, homes are made so.
+    """
+    me, found = os.geteuid(), path.stat()
+    if found.st_uid != me:
+        return f"{path} belongs to user {found.st_uid}, not to {me}"
+    if found.st_mode & 0o022:
+        return f"others can write to {path}, mode {stat.S_IMODE(found.st_mode):o}: run chmod go-w"
+    for at in path.parents:
+        found = at.stat()
+        if found.st_uid not in (0, me) or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
+            return f"others can write to {at}, which holds {path}"
     return None
 
 
