@@ -114,8 +114,8 @@ def load_pair(
     without it all are tried, the fast ones first (`choice.choose`). `Pair.backends` says why it is this one.
 
     `draft_vocabulary` is how many tokens the draft scores beside those of the text (None: all), so that its output layer costs
-    less; `native` has that. "auto" takes it where a draft token becomes at least a tenth cheaper, as with most vocabularies of a
-    hundred thousand tokens. What is left out is never drafted, which changes no distribution; where a text has many such
+    less; `native` has that. "auto" takes it where a draft token becomes at least a tenth cheaper, as with most vocabularies of
+    a hundred thousand tokens. What is left out is never drafted, which changes no distribution; where a text has many such
     tokens, all are scored again.
 
     A later load on this machine is quick: fingerprints, checks and the choice are remembered (`cache_dir.folder`). The logger

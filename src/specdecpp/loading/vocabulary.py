@@ -40,7 +40,7 @@ def reduced(draft: Any, asked: DraftVocabulary, *, identity: Any) -> tuple[Any, 
         raise ValueError(f'draft_vocabulary must be a number of tokens, "auto" or None, got {asked!r}')
     if not isinstance(draft, Reduces):
         raise BackendError(
-            f"draft_vocabulary={asked}: {type(draft).__name__} has no reduced vocabulary. Use backend='native', or leave it out."
+            f"draft_vocabulary={asked}: {type(draft).__name__} has no reduced vocabulary. Use backend='native', or no number."
         )
     num = LISTED if asked == "auto" else min(asked, draft.vocab_size)
     if num == draft.vocab_size:
