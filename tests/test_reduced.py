@@ -6,6 +6,7 @@ from copy import copy
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,10 +123,11 @@ def test_steps_are_those_of_the_host(policy: str, manner: str, models: Models) -
 @pytest.mark.usefixtures("small")
 def test_texts_of_both_kinds_occur() -> None:
     """Catches cases above that are all foreign, or never."""
-    seen = set()
+    seen: set[bool] = set()
     for listed, seed in product(LISTS, range(2)):
         session = reduced(listed).session(Fixed(3), sd.Sampling(), seed=seed, ends=())
-        session.watch = lambda plan, result, session=session: seen.add(session.draft.is_reduced)
+        draft: Any = session.draft
+        session.watch = lambda plan, result, draft=draft: seen.add(draft.is_reduced)
         finish(session)
     assert seen == {True, False}
 
@@ -218,6 +220,10 @@ def test_greedy_answers_and_seeds_stay_what_they_are() -> None:
 # --- loading ---------------------------------------------------------------------------------------------------------------
 
 
+def loaded(names: tuple[Path, Path], *, backend: str = "native", draft_vocabulary: Any = "auto") -> Any:
+    return sd.load_pair(names[0], draft=names[1], backend=backend, draft_vocabulary=draft_vocabulary)
+
+
 def saved(folder: Path) -> tuple[Path, Path]:
     """A pair whose heads are wide enough for compiled code."""
     target = tiny_model("llama", hidden_size=64, seed=1)
@@ -230,29 +236,28 @@ def saved(folder: Path) -> tuple[Path, Path]:
 def test_a_pair_is_loaded_with_a_reduced_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a list that is not taken, costs of one vocabulary that are taken for those of another, and "auto" that reduces
     what gains nothing."""
-    target, draft = saved(tmp_path)
-    whole = sd.load_pair(target, draft=draft, backend="native")
-    some = sd.load_pair(target, draft=draft, backend="native", draft_vocabulary=20)
+    names = saved(tmp_path)
+    whole, some = loaded(names), loaded(names, draft_vocabulary=20)
     assert whole.draft.subset is None
-    assert some.draft.listed == bytes([1] * 20 + [0] * 44)
+    assert sum(some.draft.listed) == 20
     assert "q over 20 of 64 tokens" in some.backends
     assert some.identities != whole.identities
-    assert sd.load_pair(target, draft=draft, backend="native", draft_vocabulary=64).draft.subset is None
+    assert loaded(names, draft_vocabulary=64).draft.subset is None
     monkeypatch.setattr(vocabulary, "LISTED", 30)
+    assert vocabulary.listed(whole.tokenizer, 64) == [*range(64)]
     for share, is_taken in ((0.8, True), (0.95, False)):
         monkeypatch.setattr(vocabulary, "_share", lambda *_, share=share: share)
-        pair = sd.load_pair(target, draft=draft, backend="native")
-        assert (pair.draft.subset is not None) == is_taken
+        assert (loaded(names).draft.subset is not None) == is_taken
 
 
 def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:
     """Catches a number that is passed over in silence."""
-    target, draft = saved(tmp_path)
+    names = saved(tmp_path)
     with pytest.raises(BackendError, match="no reduced vocabulary"):
-        sd.load_pair(target, draft=draft, backend="lean", draft_vocabulary=20)
+        loaded(names, backend="lean", draft_vocabulary=20)
     for wrong in (0, True, "all", 1.5):
         with pytest.raises(ValueError, match="draft_vocabulary"):
-            sd.load_pair(target, draft=draft, backend="native", draft_vocabulary=wrong)
+            loaded(names, draft_vocabulary=wrong)
     with pytest.raises(BackendError, match="already"):
         models_of("native").draft.reduced([1]).reduced([1])
 

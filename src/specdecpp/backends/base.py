@@ -90,7 +90,9 @@ class ReadsBoth(Protocol):
 class Reduces(Protocol):
     """Optional part of a draft: a reduced vocabulary (`trimmed`), which makes its output layer cheaper."""
 
-    def reduced(self, ids: list[int]) -> Model:
+    vocab_size: int
+
+    def reduced(self, ids: list[int]) -> Any:
         """A model over the same weights that scores these tokens, in rising order, and those of the text it reads."""
         ...
 

@@ -49,7 +49,7 @@ class TextTokens:
     same answer again. `listed[i]` is true for the tokens of the list.
     """
 
-    MOST, WINDOW, FOREIGN = 256, 64, 4
+    MOST, WINDOW, FOREIGN = 256, 64, 6
 
     def __init__(self, listed: bytes):
         self._listed, self._known = listed, set[int]()

@@ -162,7 +162,7 @@ def load_pair(
     vocab_size = common_vocabulary(p, q, num_tokens=max(tokenizer.get_vocab().values()) + 1)
     kinds = [backend] if isinstance(backend, str) else backend
     chosen = choose(p, None if draft is None else q, vocab_size=vocab_size, kinds=kinds)
-    proposer, words = reduced(chosen.draft, draft_vocabulary, identity=None if draft is None else q.identity)
+    proposer, words = reduced(chosen.draft, draft_vocabulary, tokenizer=tokenizer, identity=q.identity)
     return Pair(
         target=chosen.target,
         draft=proposer,
