@@ -7,7 +7,7 @@ set are read in `chat` only, as the turn before.
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,14 +57,21 @@ SETS = {
     ),
 }
 
+BENCHMARKS = {
+    "humaneval": Set("HumanEval.jsonl.gz", lambda row: True, lambda row: _user(humaneval(row))),
+    "gsm8k": Set("gsm8k_test.jsonl", lambda row: True, lambda row: _user(gsm8k(row))),
+    "alpaca": Set("alpaca_1k.jsonl", lambda row: True, lambda row: _user(alpaca(row))),
+}
+"""The paper's three sets, none of their prompts left out."""
 
-def prompts(folder: Path, num: int) -> dict[str, list[Messages]]:
+
+def prompts(folder: Path, num: int, sets: Mapping[str, Set] = SETS) -> dict[str, list[Messages]]:
     """The first `num` prompts of every set; more of them begin with the same ones. Raises `DataError`."""
     found = {}
-    for name, of in SETS.items():
+    for name, of in sets.items():
         path = folder / of.file
         if not path.is_file():
-            files = ", ".join(each.file for each in SETS.values())
+            files = ", ".join(each.file for each in sets.values())
             raise DataError(
                 f"there is no {of.file} in {folder}, for prompts of the kind {name}. --data names a folder with {files}."
             )

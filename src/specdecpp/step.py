@@ -304,6 +304,7 @@ def propose(plan: Plan) -> Draft:
     request, decision = plan.request, plan.decision
     policy, draft = decision.policy, Draft(costs=plan.costs, stop=decision.at_limit)
     unread = plan.tokens[request.draft.length :]
+    request.draft.settle(unread)
     seen = None if request.seen is None else request.seen.to(request.draft.device, copy=True)
     while draft.num_tokens < decision.limit:
         if stop := decision.stop(draft):

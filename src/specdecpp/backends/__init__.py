@@ -7,7 +7,7 @@ llama_cpp  GGUF files, by llama.cpp                          families, angles  w
 kept       caches of requests that ended      trimmed  output layers that score some tokens only      probe  the check at load
 """
 
-from specdecpp.backends.base import Cache, Draws, Model, ReadsBoth, Skips
+from specdecpp.backends.base import Cache, Draws, Model, ReadsBoth, Reduces, Skips
 from specdecpp.backends.eager import EagerModel
 from specdecpp.backends.graphs.model import GraphModel
 from specdecpp.backends.lean import LeanModel
@@ -24,5 +24,6 @@ __all__ = [
     "Model",
     "NativeModel",
     "ReadsBoth",
+    "Reduces",
     "Skips",
 ]

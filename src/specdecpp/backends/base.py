@@ -59,6 +59,10 @@ class Cache:
         """Forget everything after the first `length` tokens, exactly."""
         raise NotImplementedError
 
+    def settle(self, unread: list[int]) -> None:
+        """Called before the draft tokens of a step, with the tokens that the draft will read first: what q depends on beside
+        the text's last tokens is decided now, for the whole step."""
+
 
 @runtime_checkable
 class Draws(Protocol):
@@ -79,6 +83,17 @@ class ReadsBoth(Protocol):
 
     def forward_both(self, cache: Any, draft: Any, tokens: list[int]) -> None:
         """Append tokens to both caches, which hold the same text, where `share_of` the draft's model is above 0."""
+        ...
+
+
+@runtime_checkable
+class Reduces(Protocol):
+    """Optional part of a draft: a reduced vocabulary (`trimmed`), which makes its output layer cheaper."""
+
+    vocab_size: int
+
+    def reduced(self, ids: list[int]) -> Any:
+        """A model over the same weights that scores these tokens, in rising order, and those of the text it reads."""
         ...
 
 

@@ -1,10 +1,12 @@
 """A reduced vocabulary: an output layer of a draft that scores some of the tokens only, all others having probability 0.
 
-The config names them (`output_ids`), and the weights are whole: other programs run the model with all tokens.
+A draft's config may name them (`output_ids`); the weights are whole, and other programs run the model with all tokens. Any
+other draft can be given a list at load (`base.Reduces`), and then scores the tokens of the text too (`TextTokens`).
 
 Source: FR-Spec (Zhao et al. 2025), which trims the output layer of an EAGLE draft in this way.
 """
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -37,3 +39,55 @@ def checked(ids: Any, *, vocab_size: int, device: torch.device | str = "cpu") ->
 def widened(logits: Float[Tensor, "*rows S"], ids: Int[Tensor, " S"], *, vocab_size: int) -> Float[Tensor, "*rows V"]:
     """Logits of these ids among all: minus infinity elsewhere."""
     return logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf).index_copy_(-1, ids, logits)
+
+
+class TextTokens:
+    """Tokens of a text that a list lacks: a draft with a reduced vocabulary scores the last `MOST` of them too.
+
+    Where a text brings more of them than `FOREIGN` in `WINDOW` tokens, the list is not made for it, and the draft scores all
+    tokens (`is_foreign`). Both depend on the text alone, whatever has been read and forgotten before, so that a seed gives the
+    same answer again. `listed[i]` is true for the tokens of the list.
+    """
+
+    MOST, WINDOW, FOREIGN = 256, 64, 6
+
+    def __init__(self, listed: bytes):
+        self._listed, self._known = listed, set[int]()
+        self._new: list[tuple[int, int]] = []  # (position, id) of tokens that were no known ones when the text brought them
+        self._end = 0
+        self.is_foreign = False
+
+    @property
+    def ids(self) -> list[int]:
+        """Ids in rising order."""
+        return sorted(self._known)
+
+    def read(self, tokens: list[int], start: int) -> None:
+        """Take in the tokens of the text from this position on; those up to where it has read already are left out."""
+        for position, token in enumerate(tokens[max(0, self._end - start) :], max(start, self._end)):
+            if not self._listed[token] and token not in self._known:
+                self._new = [*self._new, (position, token)]
+                self._known = self._last() if len(self._new) > self.MOST else self._known | {token}
+        self._end = max(self._end, start + len(tokens))
+
+    def rollback(self, length: int) -> None:
+        """Forget the text after its first `length` tokens."""
+        self._end = min(self._end, length)
+        if self._new and self._new[-1][0] >= length:
+            self._new = [one for one in self._new if one[0] < length]
+            self._known = self._last()
+
+    def settle(self) -> None:
+        """Decide `is_foreign` by the text so far."""
+        self.is_foreign = (
+            sum(position >= self._end - self.WINDOW for position, _ in self._new[-self.FOREIGN - 1 :]) > self.FOREIGN
+        )
+
+    def fork(self, length: int) -> "TextTokens":
+        """A copy for the first `length` tokens."""
+        other = copy(self)
+        other.rollback(length)
+        return other
+
+    def _last(self) -> set[int]:
+        return {token for _, token in self._new[-self.MOST :]}

@@ -39,6 +39,8 @@ _SIGNATURES = {
     "native_matrix": "bool: pointer int int int pointer int int long pointer int",
     "native_unpack": "bool: int pointer int int long pointer int",
     "native_output_ids": "void: pointer pointer int",
+    "native_subset": "pointer: pointer pointer int",
+    "native_subset_free": "void: pointer",
     "native_norm": "bool: pointer int int pointer int",
     "native_layer": "void: pointer int int int",
     "native_angles": "void: pointer int pointer pointer",
@@ -51,7 +53,7 @@ _SIGNATURES = {
     "native_common": "int: pointer pointer",
     "native_share": "void: pointer pointer int",
     "native_extend_both": "void: pointer int pointer pointer int pointer pointer int int int",
-    "native_propose": "void: pointer int pointer pointer int",
+    "native_propose": "void: pointer int pointer pointer int pointer",
     "native_verify": "void: pointer int pointer pointer int",
     "native_draw": "long: pointer long double",
     "native_distribution": "void: pointer int pointer pointer",
@@ -98,7 +100,7 @@ class Filters(ctypes.Structure):
 class Drafting(ctypes.Structure):
     """Inputs and outputs of `native_propose` (`step.h`)."""
 
-    _fields_ = _fields("pointer", "unread ends uniforms least head tokens rows confidence accept")
+    _fields_ = _fields("pointer", "unread ends uniforms least head more tokens rows confidence accept")
     _fields_ += _fields("double", "forward_s head_s value bias slope")
     _fields_ += _fields("int", "why num num_unread num_ends start limit evidence judges_by_q scores")
     _fields_ += [("sampling", Filters)]

@@ -22,7 +22,7 @@ from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.backends.eager import max_length
 from specdecpp.backends.native import library
 from specdecpp.backends.native.library import Drafting, PassPart, Verifying
-from specdecpp.backends.native.weights import DTYPES, TABLES, Weights, values_of
+from specdecpp.backends.native.weights import DTYPES, TABLES, Subset, Weights, values_of
 from specdecpp.errors import BackendError
 from specdecpp.sampling import inverted
 
@@ -45,6 +45,8 @@ class NativeCache(Cache):
         super().__init__(model)
         self.held = self.num_skipped = self._capacity = 0
         self._memory: int | None = None
+        self.text = None if model.listed is None else trimmed.TextTokens(model.listed)
+        self._own: tuple[list[int], Subset] | None = None
 
     @property
     def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -60,6 +62,31 @@ class NativeCache(Cache):
         check_rollback(length, self.length)
         self.num_skipped = min(length, self.num_skipped)
         self.held = length - self.num_skipped
+        if self.text is not None:
+            self.text.rollback(length)
+
+    def settle(self, unread: list[int]) -> None:
+        """Decide which tokens q of the coming step may have."""
+        self.note(unread)
+        if self.text is not None:
+            self.text.settle()
+
+    def note(self, tokens: list[int]) -> None:
+        """Take in the tokens that are being appended."""
+        if self.text is not None:
+            self.text.read(tokens, self.length)
+
+    @property
+    def is_reduced(self) -> bool:
+        """True where q has some of the tokens only."""
+        return self.text is not None and not self.text.is_foreign
+
+    def own_rows(self) -> int | None:
+        """Output rows of the text's own tokens, for compiled code; None without any."""
+        ids = self.text.ids if self.text is not None and self.is_reduced else []
+        if ids and (self._own is None or self._own[0] != ids):
+            self._own = ids, Subset(self.model.weights, ids)
+        return self._own[1].handle if ids and self._own else None
 
     def skip(self, length: int) -> None:
         """Leave out the first tokens of a text: the cache, which must be empty, begins behind them (`backends.Skips`)."""
@@ -73,6 +100,7 @@ class NativeCache(Cache):
             raise ValueError(f"cannot copy {length} tokens: the cache holds {self.length}")
         other = NativeCache(self.model)
         other.num_skipped = min(length, self.num_skipped)
+        other.text = self.text and self.text.fork(length)
         if self._memory is not None and (num := length - other.num_skipped):
             with _LOCK:
                 other.room_for(0)
@@ -130,6 +158,8 @@ class NativeModel:
         rows = model.num_rows if is_sketch else int(model.get_output_embeddings().weight.shape[0])
         self.vocab_size = scored_rows(vocab_size, rows, type(model).__name__)
         self.output_ids = trimmed.of(model.config, vocab_size=self.vocab_size)
+        self.listed: bytes | None = None
+        self.subset: Subset | None = None
         self.hidden_size = family.width
         self.max_length = max_length(model.config)
         self.device, self.dtype = torch.device("cpu"), torch.float32
@@ -173,6 +203,20 @@ class NativeModel:
         other.num_threads = num_threads
         return other
 
+    def reduced(self, ids: list[int]) -> "NativeModel":
+        """A draft over the same weights that scores these tokens and those of its text (`backends.Reduces`), all others having
+        probability 0. Raises `BackendError` for ids that it lacks, and where its output layer is a reduced one already."""
+        if self.output_ids is not None or self.subset is not None:
+            raise BackendError("this draft has a reduced vocabulary already. Load it without draft_vocabulary.")
+        found = trimmed.checked(ids, vocab_size=self.vocab_size)
+        other = copy(self)
+        if found is not None:
+            listed = bytearray(self.weights.num_ids)
+            for token in found.tolist():
+                listed[token] = 1
+            other.listed, other.subset = bytes(listed), Subset(self.weights, found.tolist())
+        return other
+
     def forward(
         self, parts: Sequence[tuple[NativeCache, list[int]]], *, rows: int
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
@@ -185,6 +229,12 @@ class NativeModel:
                 tokens = tokens[unseen:]
             parts = [(cache, tokens)]
         logits, hidden, _ = self._pass(parts, rows)
+        if self.listed is not None:
+            for (cache, _), own in zip(parts, logits.split(rows), strict=True):
+                if cache.text is not None and cache.is_reduced:
+                    scored = torch.frombuffer(bytearray(self.listed[: self.vocab_size]), dtype=torch.bool)
+                    scored[cache.text.ids] = True
+                    own[:, ~scored] = -torch.inf
         return logits, hidden
 
     def forward_seen(
@@ -200,6 +250,8 @@ class NativeModel:
         if len(parts) > 1 and (is_mixed or len({id(cache) for cache, _ in parts}) < len(parts)):
             raise ValueError("a pass over several sequences needs a cache for each, all of one model, and a token for each")
         self.check_ids(flat)
+        for cache, tokens in parts:
+            cache.note(tokens)
         num = rows * len(parts)
         logits, states = torch.empty(num, self.vocab_size), torch.empty(num, self.hidden_size)
         inputs = torch.empty(len(flat) if seen >= 0 else 0, self.hidden_size)
@@ -238,6 +290,7 @@ class NativeModel:
         common = self._common(draft.model)
         for i in range(0, len(tokens), _WIDEST):
             num = len(piece := tokens[i : i + _WIDEST])
+            draft.note(piece)
             start, end = cache.held, cache.held + num
             with _LOCK:
                 given = []
@@ -249,9 +302,20 @@ class NativeModel:
 
     def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> None:
         """Draw draft tokens of several requests. A cache then holds all but the last of its own."""
-        self._run("native_propose", caches, tasks, [task.num_unread + task.limit for task in tasks])
+        for is_reduced in (True, False):
+            some = [(cache, task) for cache, task in zip(caches, tasks, strict=True) if cache.is_reduced == is_reduced]
+            if not some:
+                continue
+            for cache, task in some:
+                task.more = cache.own_rows() if task.limit else None
+            own, given = zip(*some, strict=True)
+            subset = self.subset.handle if is_reduced and self.subset else None
+            self._run("native_propose", own, given, [task.num_unread + task.limit for task in given], subset)
         for cache, task in zip(caches, tasks, strict=True):
-            cache.held = task.start + task.num_unread + max(0, task.num - 1)
+            cache.held = task.start + task.num_unread
+            if task.num > 1:
+                cache.note((ctypes.c_int64 * (task.num - 1)).from_address(task.tokens)[:])
+                cache.held += task.num - 1
 
     def verify(self, caches: Sequence[NativeCache], tasks: Sequence[Verifying]) -> None:
         """Read tokens and draft tokens of several requests in one pass, and test them. A cache then holds all of its own."""
@@ -259,7 +323,7 @@ class NativeModel:
         for cache, task in zip(caches, tasks, strict=True):
             cache.held = task.start + task.num_tokens
 
-    def _run(self, name: str, caches: Sequence[NativeCache], tasks: Sequence[Any], nums: Sequence[int]) -> None:
+    def _run(self, name: str, caches: Sequence[NativeCache], tasks: Sequence[Any], nums: Sequence[int], *more: Any) -> None:
         weights, num = self.weights, len(tasks)
         for cache, task in zip(caches, tasks, strict=True):
             task.start = cache.held
@@ -268,7 +332,7 @@ class NativeModel:
             weights.see_to(max(ends))
             memories = [cache.room_for(end) for cache, end in zip(caches, ends, strict=True)]
             given = (ctypes.c_void_p * num)(*memories), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
-            getattr(weights.lib, name)(weights.handle, self.num_threads, *given, num)
+            getattr(weights.lib, name)(weights.handle, self.num_threads, *given, num, *more)
 
     def check_ids(self, tokens: list[int]) -> None:
         """Raise ValueError for ids that the embedding does not have."""

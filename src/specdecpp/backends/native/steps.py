@@ -128,6 +128,7 @@ class _Prompt:
             self.draft.read(reading.draft)
             return None
         self.draft.model.check_ids(reading.draft)
+        self.draft.note(reading.draft)
         self._unread = (ctypes.c_int64 * len(reading.draft))(*reading.draft)
         return Drafting(unread=ctypes.addressof(self._unread), num_unread=len(reading.draft)) if reading.draft else None
 
@@ -232,6 +233,7 @@ class _DraftedSteps(_Steps):
             task.why = _STOPPED
             return None
         unread = plan.tokens[self.draft.length :]
+        self.draft.settle(unread)
         if len(unread) > 2:
             self.draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]

@@ -163,6 +163,17 @@ class Weights:
             raise MemoryError(f"there is no memory for a norm of {len(weight)}")
 
 
+class Subset:
+    """A copy of the output layer's rows of some tokens, ids in rising order."""
+
+    def __init__(self, weights: Weights, ids: list[int]):
+        narrow = np.array(ids, dtype=np.int32)
+        self.handle = weights.lib.native_subset(weights.handle, narrow.ctypes.data, len(narrow))
+        if not self.handle:
+            raise MemoryError(f"there is no memory for the output rows of {len(ids)} tokens")
+        weakref.finalize(self, weights.lib.native_subset_free, self.handle)
+
+
 def values_of(stored: Any) -> Tensor:
     """The values of a stored matrix or vector, float32, by compiled code. Raises `BackendError` where some of its rows are not
     what the package gguf makes of them."""

@@ -88,6 +88,24 @@ static void scale_of(const Matrix& m, const uint8_t* panel, int g, int o, float&
   if (m.has_offset) offset *= -float(int8_t(levels[PANEL]));
 }
 
+// Output o of a matrix, as it lies, becomes output `place` of another in the same form, whose panels are given.
+static void copy_output(const Matrix& m, int o, uint8_t* panels, int place) {
+  const uint8_t* from = m.panel(o / PANEL);
+  uint8_t* to = panels + place / PANEL * m.panel_bytes();
+  o %= PANEL, place %= PANEL;
+  auto copy = [&](size_t of, size_t at, size_t size) { std::memcpy(to + at, from + of, size); };
+  auto lane = [&](int o) { return m.form == Form::HALF ? 4 * (o % LANES) + 2 * (o / LANES) : o * int(m.step()) / PANEL; };
+  for (int i = 0; i < m.in && !m.is_coded(); ++i) copy(i * m.step() + lane(o), i * m.step() + lane(place), m.step() / PANEL);
+  for (int g = 0; g < m.num_groups(); ++g) {
+    size_t block = g / m.groups_of_block() * m.block_bytes(), codes = codes_at(m, g);
+    for (int i = 0; i <= m.has_offset && g % m.groups_of_block() == 0; ++i)
+      copy(block + 2 * (i * PANEL + o), block + 2 * (i * PANEL + place), 2);
+    for (int i = 0; i <= m.has_offset && m.has_levels; ++i) copy(levels_at(m, g, o) + i * PANEL, levels_at(m, g, place) + i * PANEL, 1);
+    for (int i = 0; i < m.group / 4; i += m.bits == 8 ? 1 : 2) copy(codes + word_at(m, i, o), codes + word_at(m, i, place), 4);
+    if (m.bits == 5 || m.bits == 6) copy(codes + high_word_at(m, o), codes + high_word_at(m, place), 4);
+  }
+}
+
 // The weights of output o, [in]: what a lookup of an embedding reads.
 static void row_of(const Matrix& m, int o, float* to) {
   const uint8_t* panel = m.panel(o / PANEL);

@@ -36,6 +36,35 @@ struct Layer {
   }
 };
 
+// An output layer: rows for the tokens `ids`, in rising order; null: for all.
+struct Output {
+  const Matrix* rows;
+  const int32_t* ids;
+  int num() const { return rows->out; }
+};
+// Values [num] of the tokens `ids` among all of a vocabulary, `rest` for the others.
+static void widen(const float* values, const int32_t* ids, int num, float rest, float* row, int vocab) {
+  std::fill(row, row + vocab, rest);
+  for (int i = 0; i < num; ++i) row[ids[i]] = values[i];
+}
+// A copy of the rows of an output layer for some tokens.
+struct Subset {
+  Matrix rows;
+  std::vector<int32_t> ids;
+  Arena arena;
+
+  // False where there is no memory.
+  bool take(const Matrix& whole, const int32_t* of, int num) {
+    ids.assign(of, of + num);
+    rows = whole, rows.out = num;
+    uint8_t* panels = arena.take(rows.bytes());
+    for (int i = 0; panels && i < num; ++i) copy_output(whole, of[i], panels, i);
+    rows.panels = panels;
+    return panels;
+  }
+  Output output() const { return {&rows, ids.data()}; }
+};
+
 // Cosines and sines of positions from the first [n, s], the sign with the sines; somebody else's memory.
 struct Angles {
   const float *cos = nullptr, *sin = nullptr;
@@ -59,12 +88,7 @@ struct Model {
   explicit Model(const Shape& shape) : s(shape), layers(shape.layers) {}
   int joined() const { return (s.heads + 2 * s.kv_heads) * s.size; }
   int mix() const { return s.heads * s.size; }
-  int scored() const { return output_ids.empty() ? s.vocab : int(output_ids.size()); }
-  // Values [scored()] of the tokens that are scored among all of them, `rest` for the others.
-  void widen(const float* values, float rest, float* row) const {
-    std::fill(row, row + s.vocab, rest);
-    for (size_t i = 0; i < output_ids.size(); ++i) row[output_ids[i]] = values[i];
-  }
+  Output output() const { return {&ends.matrices[OUTPUT], output_ids.empty() ? nullptr : output_ids.data()}; }
   Layer& layer(int l) { return l < 0 ? ends : layers[l]; }
   // How many of its first layers are another model's, so that they make the same of a text where their angles do.
   int common(const Model& o) const {

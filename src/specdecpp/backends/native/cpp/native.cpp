@@ -41,6 +41,16 @@ bool native_unpack(int kind, const uint8_t* rows, int out, int in, int64_t strid
 // Which tokens the rows of the output layer are of [num], in rising order; without it row i is of token i.
 void native_output_ids(Model* m, const int32_t* ids, int num) { m->output_ids.assign(ids, ids + num); }
 
+// A copy of the rows of the output layer for some tokens [num], in rising order. Null where there is no memory.
+Subset* native_subset(const Model* m, const int32_t* ids, int num) {
+  auto found = new Subset;
+  if (found->take(m->ends.matrices[OUTPUT], ids, num)) return found;
+  delete found;
+  return nullptr;
+}
+
+void native_subset_free(Subset* subset) { delete subset; }
+
 // A norm's weights [size].
 bool native_norm(Model* m, int layer, int role, const float* weight, int size) {
   uint8_t* to = m->arena.take(size_t(size) * 4);
@@ -119,7 +129,7 @@ void native_extend_both(Model* m, int threads, Sequence* seq, Model* other, int 
     std::memcpy(to->keys + at + first * s.size, seq->keys + of + first * s.size, (up(end, PANEL) - first) * s.size * 4);
     std::memcpy(to->values + at + start * size_t(s.size), seq->values + of + start * size_t(s.size), size_t(n) * s.size * 4);
   }
-  if (common < other->s.layers) pass(*other, other_threads, &further, 1, tokens, nullptr, nullptr, -1, nullptr, false, common, states.data());
+  if (common < other->s.layers) pass(*other, other_threads, &further, 1, tokens, nullptr, nullptr, -1, nullptr, nullptr, common, states.data());
 }
 
 }  // extern "C"

@@ -128,10 +128,10 @@ static void make_room(Model& m, int threads, int n, int end) {
 
 // Reads the tokens of some sequences, one after another; logits [rows, v] and states [rows, w] (or null) of what is wanted of each, in
 // their order. What layer `seen` reads of all n rows goes to `inputs` [n, w]. A model that scores some tokens only gives minus infinity for the
-// others, or, where it is `narrow`, logits [rows, scored()]. With `given` [n, w], what layer `first` reads, the pass
+// others; of an `output` that is given the logits are [rows, num()]. With `given` [n, w], what layer `first` reads, the pass
 // begins there. One call at a time for a model.
 static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_t* tokens, float* logits, float* states, int seen = -1,
-                 float* inputs = nullptr, bool narrow = false, int first = 0, const float* given = nullptr) {
+                 float* inputs = nullptr, const Output* output = nullptr, int first = 0, const float* given = nullptr) {
   const Shape& s = m.s;
   int n = 0, end = 0, rows = 0;
   std::vector<int> places;  // of the rows that are wanted, among these
@@ -224,11 +224,12 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
     if (!rows) return;
     norm(x, m.ends.norms[FINAL], s.eps, rows, s.width, h, apart(s.width));
     for (int r = t; states && r < rows; r += threads) std::memcpy(states + size_t(r) * s.width, h + r * apart(s.width), s.width * 4);
-    const Matrix& output = m.ends.matrices[OUTPUT];
-    bool widens = !narrow && !m.output_ids.empty();
-    into({&output}, h, rows, widens ? m.narrow.data() : logits, m.scored(), false);
+    const Output own_output = m.output(), &wanted = output ? *output : own_output;
+    bool widens = !output && wanted.ids;
+    int num = wanted.num();
+    into({wanted.rows}, h, rows, widens ? m.narrow.data() : logits, num, false);
     if (!widens) return;
     barrier.wait();
-    for (int r = t; r < rows; r += threads) m.widen(m.narrow.data() + size_t(r) * m.scored(), -INFINITY, logits + size_t(r) * s.vocab);
+    for (int r = t; r < rows; r += threads) widen(m.narrow.data() + size_t(r) * num, wanted.ids, num, -INFINITY, logits + size_t(r) * s.vocab, s.vocab);
   });
 }

@@ -28,6 +28,7 @@ struct Drafting {
   const int64_t *unread, *ends;
   const double *uniforms, *least;
   const Head* head;
+  const Subset* more;           // tokens that are scored beside those of the call's `subset`, or null
   // Outputs:
   int64_t* tokens;              // draft tokens
   float* rows;                  // [limit, v] q or, greedily, logits
@@ -82,6 +83,27 @@ static double scored(const Drafting& d, double estimate) {
   return d.scores ? 1 / (1 + std::exp(-(d.bias + d.slope * logit))) : estimate;
 }
 
+// Two lists of tokens in rising order as one, and values of theirs likewise.
+struct Merged {
+  std::vector<int32_t> ids;
+  std::vector<int> places;  // of the tokens of the second list, in the first
+
+  void merge(const int32_t* first, int num, const int32_t* second, int more) {
+    ids.resize(num + more), places.clear();
+    for (int i = 0; i < more; ++i) places.push_back(int(std::lower_bound(first, first + num, second[i]) - first));
+    values(first, num, second, ids.data());
+  }
+  template <class T>
+  void values(const T* first, int num, const T* second, T* to) const {
+    int begin = 0;
+    for (int place : places) {
+      to = std::copy(first + begin, first + place, to);
+      *to++ = *second++, begin = place;
+    }
+    std::copy(first + begin, first + num, to);
+  }
+};
+
 // Draft tokens of one request while they are drawn, as `step.propose` draws them. Where the draft scores some tokens only, all is
 // computed of these, and becomes a row of the vocabulary at last.
 struct Drawing {
@@ -90,14 +112,20 @@ struct Drawing {
   Sequence* seq;
   int vocab, size;
   const int32_t* ids;  // of the tokens that are scored; null: all of them
+  int listed;          // how many of them the call's output layer has
+  Merged merged;       // these and the request's own
   const int64_t* pending;
   int n, start;
   bool is_drawn, spreads, reads_q;
   float scalars[4] = {};  // of the last draft token
   Seen seen;
 
-  Drawing(Drafting& d, const Model& m, Sequence* seq)
-      : d(d), m(m), seq(seq), vocab(m.s.vocab), size(m.scored()), ids(size < vocab ? m.output_ids.data() : nullptr), pending(d.unread), n(d.num_unread), start(d.start), is_drawn(d.sampling.temperature > 0), seen(d.sampling) {
+  Drawing(Drafting& d, const Model& m, Sequence* seq, const Output& output)
+      : d(d), m(m), seq(seq), vocab(m.s.vocab), size(output.num()), ids(output.ids), listed(size), pending(d.unread), n(d.num_unread), start(d.start), is_drawn(d.sampling.temperature > 0), seen(d.sampling) {
+    if (d.more) {
+      merged.merge(ids, size, d.more->ids.data(), d.more->rows.out);
+      size = int(merged.ids.size()), ids = merged.ids.data();
+    }
     spreads = d.evidence == NEGATIVE_ENTROPY || (d.head && (d.head->reads(ENTROPY) || d.head->reads(GAP)));
     reads_q = d.head || d.judges_by_q || d.evidence == LAST_Q || d.evidence == PRODUCT_OF_Q || spreads;
     d.value = 1.0, d.why = ON, d.num = 0, d.forward_s = d.head_s = 0;
@@ -120,9 +148,22 @@ struct Drawing {
     d.head_s += now() - started;
   }
 
-  // Draws the next draft token from the logits x [size] after `pending`, which may be `row()`.
+  // Logits x [listed] of the call's output layer, and those of the request's own tokens, which its state [width] gives.
+  float* with_own(const float* x, const float* state) const {
+    static thread_local std::vector<float> own, joined;
+    static thread_local Room room;
+    const Matrix& rows = d.more->rows;
+    own.resize(rows.out), joined.resize(size);
+    Inputs inputs = rows.is_coded() ? room.inputs(rows, state, 1, m.s.rounds_to) : Inputs{state, nullptr, nullptr, Codes::NONE, 1, nullptr, nullptr};
+    product(rows, inputs, 1, 0, rows.num_panels(), Store{own.data(), own.size(), rows.out});
+    merged.values(x, listed, own.data(), joined.data());
+    return joined.data();
+  }
+
+  // Draws the next draft token from the logits x [listed] after `pending`, which may be `row()`.
   void draws(float* x, const float* state) {
     static thread_local std::vector<float> held;
+    if (d.more) x = with_own(x, state);
     if (d.head && d.head->lags && d.num) judge(d.num - 1, state);
     bool needs_q = is_drawn || reads_q;
     if (needs_q && (ids || !is_drawn)) held.resize(size);
@@ -138,7 +179,7 @@ struct Drawing {
       if (reads_q) softmax(x, size, 1.0f, p);
     }
     if (needs_q) q = p[place];
-    if (ids) m.widen(is_drawn ? p : x, is_drawn ? 0.0f : -INFINITY, row());
+    if (ids) widen(is_drawn ? p : x, ids, size, is_drawn ? 0.0f : -INFINITY, row(), vocab);
     else if (!is_drawn && x != row()) std::copy(x, x + size, row());
     int64_t& token = d.tokens[d.num];
     token = ids ? ids[place] : place;
@@ -155,14 +196,15 @@ struct Drawing {
   }
 };
 
-// Draft tokens of `count` requests, a pass of the draft for all that go on.
-extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count) {
+// Draft tokens of `count` requests, a pass of the draft for all that go on. With a `subset` q is 0 for all but its tokens.
+extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, const Subset* subset) {
   const Shape& s = m->s;
+  const Output output = subset ? subset->output() : m->output();
   static thread_local std::vector<float> logits, states;
   static thread_local std::vector<int64_t> tokens;
   std::vector<Drawing> all;
   all.reserve(count);
-  for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], *m, seqs[i]);
+  for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], *m, seqs[i], output);
   std::vector<Drawing*> on;
   std::vector<Part> parts;
   for (bool is_first = true;; is_first = false) {
@@ -176,12 +218,12 @@ extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting*
     }
     int num = int(on.size());
     if (parts.empty()) break;
-    size_t size = m->scored();
+    size_t size = output.num();
     logits.resize(num * size), states.resize(size_t(num) * s.width);
     double started = now();
     bool is_row = num == 1 && !on[0]->is_drawn && !on[0]->ids;  // they are what is wanted
     float* x = is_row ? on[0]->row() : logits.data();
-    pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), x, states.data(), -1, nullptr, true);
+    pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), x, states.data(), -1, nullptr, &output);
     double row_s = (now() - started) / tokens.size();
     auto one = [&, x, state = states.data()](int i) {
       on[i]->d.forward_s += on[i]->n * row_s;
