@@ -131,7 +131,7 @@ def _measure(log: Log, pairs: dict[str, sd.Pair], texts: dict[str, list[Messages
         print(f"  turn {number + 1} of {len(waiting)}", file=sys.stderr, flush=True)
 
 
-def _answer(decoder: sd.Decoder, prompt: list[int], turn: Turn, tokens: int) -> dict[str, float]:
+def _answer(decoder: sd.Decoder, prompt: list[int], turn: Turn, tokens: int) -> dict[str, Any]:
     started = time.perf_counter()
     out = decoder.generate(prompt, max_tokens=tokens, temperature=turn.temperature, top_p=turn.top_p, top_k=0, ignore_eos=True)
     told = {"tokens": len(out.tokens), "seconds": time.perf_counter() - started, "reading_s": out.metrics.prefill_s}
@@ -203,12 +203,12 @@ def _accepted(log: Log, turn: Turn, draft: str) -> float | None:
 
 def _row(log: Log, turn: Turn, drafts: Sequence[str]) -> dict[str, Any] | None:
     """A cell: tokens/s of every setting, decoding alone and whole answers, over the target alone and over the whole draft."""
-    columns = {"decoding": True, "whole": False}
-    cells = {
-        name: figures.cell(log, PAIR, "cells", _settings(drafts), turn, is_decoding=alone) for name, alone in columns.items()
-    }
-    if any(cell is None for cell in cells.values()):
-        return None
+    cells = {}
+    for name, is_decoding in (("decoding", True), ("whole", False)):
+        found = figures.cell(log, PAIR, "cells", _settings(drafts), turn, is_decoding=is_decoding)
+        if found is None:
+            return None
+        cells[name] = found
     defaults = [f"{draft} default" for draft in drafts]
     row: dict[str, Any] = {"set": turn.set, "temperature": turn.temperature, "top_p": turn.top_p}
     for column, cell in cells.items():
