@@ -247,17 +247,13 @@ def test_an_interrupt_before_anything_is_known_ends_with_130(folder: Path, tmp_p
     assert "interrupted before anything was known" in ended.chatter
 
 
-def test_without_a_terminal_the_estimate_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_a_terminal_the_estimate_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     """Catches a minute of silence in a log, and a log that is full of one line."""
-    monkeypatch.setattr(render, "LINE_S", 60.0)
-    with render.live("checking") as tell:
-        tell("0 s")
-        tell("1 s")
-        monkeypatch.setattr(render, "LINE_S", 0.0)
-        tell("9 s")
-    assert [line.strip() for line in capsys.readouterr().err.splitlines()] == ["checking, 0 s", "checking, 9 s"]
+    for every_s, seen in ((60.0, ["checking, 0 s"]), (0.0, ["checking, 0 s", "checking, 1 s"])):
+        with render.live("checking", every_s=every_s) as tell:
+            tell("0 s")
+            tell("1 s")
+        assert [line.strip() for line in capsys.readouterr().err.splitlines()] == seen
 
 
 # Formulas

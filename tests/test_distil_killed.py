@@ -98,7 +98,7 @@ PHASES: dict[str, Moment] = {
     "saving": after(saving.shutil, "rmtree", 2),
     "labels of the head": half_of("collection.json"),
     "half of the labels": half_of(".parquet"),
-    "training the head": after(train, "step", 9),
+    "training the head": after(train._Training, "step", 9),
     "calibrating": before(pipeline, "calibrate_head"),
     "keeping the head": half_of("evaluation.json"),
     "checking": before(Turns, "_visit", 2),
