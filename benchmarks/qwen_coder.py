@@ -40,7 +40,7 @@ OUT, WORK = env.ROOT / "benchmarks/results/qwen_coder.json", env.ROOT / "runs/qw
 CELLS = ("humaneval", 0.0, 1.0), ("gsm8k", 0.0, 1.0), ("alpaca", 0.7, 0.9)
 """Sets under the sampling that the bars are about: temperature and top_p."""
 PAIR, ALONE, WHOLE, REDUCED = "qwen", "none", "whole", "reduced"
-POLICIES = ("fixed:2", "fixed:3", "fixed:5", "default")
+POLICIES = ("fixed:2", "fixed:3", "default")
 WARM_UP = 8
 NUM_STEPS, CONTEXT = 12, 96
 
