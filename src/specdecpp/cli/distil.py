@@ -30,7 +30,8 @@ def distil(
     minutes: Annotated[float | None, typer.Option(metavar="N", help="How long, but for the head and the check.")] = None,
     tokens: Annotated[int | None, typer.Option(metavar="N", help="Or: how much the target writes.")] = None,
     layers: Annotated[
-        str | None, typer.Option(metavar="E+T", help="E of the target's, T of its own.  [default: by speed]")
+        str | None,
+        typer.Option(metavar="E+T", help="E of the target's, T of its own; with --start N of the small.  [default: by speed]"),
     ] = None,
     output_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens it can say, with --layers.")] = None,
     start: Annotated[
@@ -64,6 +65,7 @@ def distil(
         from specdecpp.sampling import Sampling
         from specdecpp.training.prompts import sources
 
+        is_number = layers is not None and layers.isdigit() and start is not None
         plan = DistilPlan(
             target=target,
             sources=sources(prompts, prompt or []),
@@ -71,8 +73,9 @@ def distil(
             minutes=minutes,
             tokens=tokens,
             sampling=Sampling(temperature=temperature, top_p=top_p),
-            shape=_shape(layers, output_tokens),
+            shape=None if is_number else _shape(layers, output_tokens),
             start=start,
+            layers=int(layers) if layers and is_number else None,
             course=Course(epochs=epochs, loss=loss, lr=lr, seed=seed),
             max_tokens=max_tokens,
             seed=seed,

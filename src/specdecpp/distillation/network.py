@@ -53,8 +53,11 @@ def check_smaller(target: Any, shape: Shape | None) -> None:
         )
 
 
-def of_layers(target: Any, indices: Sequence[int]) -> Any:
-    """A model of the target's class, of copies of these of its layers in this order; embedding and output layer are shared."""
+def of_layers(target: Any, indices: Sequence[int], *, shares: bool = False) -> Any:
+    """A model of the target's class, of copies of these of its layers in this order; embedding and output layer are shared.
+    One that `shares` the layers too is for passes without a cache."""
+    if shares:
+        return _assembled(target, [target.model.layers[i] for i in indices], target.model.norm, indices)
     layers = [copy.deepcopy(target.model.layers[i]) for i in indices]
     for place, layer in enumerate(layers):
         if hasattr(layer.self_attn, "layer_idx"):

@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ import torch
 from specdecpp import cache_dir
 from specdecpp.backends import NativeModel
 from specdecpp.decoder import encode
-from specdecpp.distillation import measuring, network, saving, shapes, start, text, writing
+from specdecpp.distillation import measuring, network, pruning, saving, shapes, start, text, writing
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Begun, Target
 from specdecpp.distillation.text import TextPiece
 from specdecpp.distillation.training import STATE, Course, Length, Trainer
-from specdecpp.errors import DataError
+from specdecpp.errors import BackendError, DataError
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.policy_spec import as_prompt
 from specdecpp.sampling import Sampling
@@ -64,6 +64,8 @@ class DistilPlan:
     """None: chosen by predicted tokens/s (`shapes`)."""
     start: str | None = None
     """A small model with the target's tokenizer, or a draft of this target, to train instead of layers of the target."""
+    layers: int | None = None
+    """Layers of a small model `start` that are kept (`pruning`); None: all of them."""
     course: Course = field(default_factory=Course)
     max_tokens: int = 256
     """The most tokens of an answer."""
@@ -82,6 +84,8 @@ class DistilPlan:
             raise ValueError(f"max_tokens must be at least 2 and seed at least 0, got {self.max_tokens} and {self.seed}")
         if self.start is not None and self.shape is not None:
             raise ValueError(f"{self.start} has layers of its own, so no shape can be asked for. Leave one of them out.")
+        if self.layers is not None and (self.start is None or self.layers < 1):
+            raise ValueError(f"{self.layers} layers are kept of a small model: name it as the start, and keep one at least.")
 
 
 def distil(plan: DistilPlan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
@@ -103,6 +107,7 @@ class _Run:
         target = self._target = Target(plan.target, plan.device)
         network.check_smaller(target.model, plan.shape)
         self._begun = None if plan.start is None else Begun.named(plan.start, target)
+        self._check_layers()
         saving.check(target, self._begun)
         pair = Pair(target=target.writer, draft=target.writer, tokenizer=target.tokenizer)
         prompts = [(p.source, encode(pair, as_prompt(pair, p.text))) for p in texts]
@@ -116,23 +121,39 @@ class _Run:
         self._sources = sorted({source for source, _ in prompts})
         self._held, self._prompts = prompts[:HELD], [ids for _, ids in prompts[HELD:]]
 
+    def _check_layers(self) -> None:
+        if (num := self._plan.layers) is None or self._begun is None:
+            return
+        of = len(self._begun.model.model.model.layers)
+        if not self._begun.is_small or num >= of:
+            raise BackendError(
+                f"{num} layers cannot be kept of {self._plan.start}: "
+                + (
+                    f"it has {of}. Ask for fewer."
+                    if self._begun.is_small
+                    else "it is a draft of this target. Leave the number out."
+                )
+            )
+
     def card(self) -> dict[str, Any]:
         """Make the draft and measure it; all that is known of it."""
         plan, target, begun = self._plan, self._target, self._begun
         asked = self._asked()
-        shape, num_shards = self._settled(asked)
+        shape, num_shards, layers = self._settled(asked)
         paths = [plan.out / TEXT / f"text-{i:05d}.safetensors" for i in range(num_shards)]
         self._write(paths, shape.kept)
         lengths, shares = _survey(paths, target.vocab_size)
-        draft, trainer = self._trained(shape, paths, lengths, shares, asked)
+        draft, trainer = self._trained(shape, layers, paths, lengths, shares, asked)
         self._tell("measuring")
-        files = saving.save(draft, target, plan.out, kept=None if begun is not None and begun.is_small else shape.kept)
+        kept = None if begun is not None and begun.is_small else shape.kept
+        files = saving.save(draft, target, plan.out, kept=kept, is_pruned=layers is not None)
         answers = self._answered([ids for _, ids in self._held], layer=shape.kept, seed=(plan.seed, 2))
         written = Target(str(plan.out / files[0]), plan.device).model
         found = measuring.by_source(target.model, written, [source for source, _ in self._held], answers)
         card = {
             "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
-            "draft": {"files": files, "shape": asdict(shape), "parameters": sum(p.numel() for p in trainer.own)},
+            "draft": {"files": files, "shape": asdict(shape), "parameters": sum(p.numel() for p in trainer.own)}
+            | ({"layers": layers} if layers else {}),
             "start": begun and {"name": short_name(begun.model.name), "fingerprint": begun.model.source.fingerprint},
             "data": {
                 "sources": self._sources,
@@ -149,7 +170,9 @@ class _Run:
 
     def _answered(self, prompts: Sequence[Sequence[int]], *, layer: int, seed: tuple[int, ...]) -> list[TextPiece]:
         plan = self._plan
-        return writing.answered(self._target, prompts, plan.sampling, max_tokens=plan.max_tokens, layer=layer, seed=seed)
+        found = writing.answered(self._target, prompts, plan.sampling, max_tokens=plan.max_tokens, layer=layer, seed=seed)
+        is_small = self._begun is not None and self._begun.is_small
+        return [replace(piece, state=piece.state[:, :0]) for piece in found] if is_small else found  # which reads tokens
 
     @property
     def _group(self) -> int:
@@ -160,18 +183,19 @@ class _Run:
         """Digest of what the draft depends on."""
         options = asdict(self._plan)
         parts = [options[name] for name in ("sampling", "shape", "start", "course", "max_tokens", "seed", "minutes", "tokens")]
+        parts += [self._plan.layers] if self._plan.layers else []
         models = [self._target.source.fingerprint, self._begun and self._begun.model.source.fingerprint]
         found = json.dumps([parts, models, self._prompts], sort_keys=True, default=str)
         return hashlib.sha256(found.encode()).hexdigest()[:16]
 
-    def _settled(self, asked: str) -> tuple[Shape, int]:
-        """The shape and the number of shards, as an earlier run decided, or decided now."""
+    def _settled(self, asked: str) -> tuple[Shape, int, list[int] | None]:
+        """The shape, the number of shards, and which layers a small model keeps: as an earlier run decided, or decided now."""
         path = self._plan.out / PLAN
         if not path.is_file():
             cache_dir.write(path, json.dumps({"asked": asked, **self._decided()}, indent=1) + "\n")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            settled = Shape(**found["shape"]), int(found["num_shards"])
+            settled = Shape(**found["shape"]), int(found["num_shards"]), found.get("layers")
             is_other = found["asked"] != asked
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{path} is damaged ({error}). Put it back as it was, or distil into another folder.") from error
@@ -196,10 +220,14 @@ class _Run:
         begun, fixed, tried = self._begun, plan.shape, []
         if begun is not None and not begun.is_small:
             fixed = begun.shape
+        more: dict[str, Any] = {}
+        if plan.layers is not None and begun is not None:
+            layers, accepted = pruning.kept(begun.model.quick, first[:SHARD], plan.layers, tell=self._tell)
+            fixed, more = Shape(kept=0, own=len(layers)), {"layers": layers, "accepted": accepted}
         if fixed is None:
             small = begun and begun.model
             tried = shapes.choose(self._target, first[:SHARD], num_tokens=num_tokens, small=small)
-        return {"shape": asdict(fixed) if fixed else tried[0]["shape"], "num_shards": num_shards, "tried": tried}
+        return {"shape": asdict(fixed) if fixed else tried[0]["shape"], "num_shards": num_shards, "tried": tried, **more}
 
     def _write(self, paths: Sequence[Path], layer: int) -> None:
         """The shards that are missing. Prompts that are too few for them are answered again with other uniforms."""
@@ -222,10 +250,18 @@ class _Run:
             self._tell(f"the target writes {done:.0%}: {tokens / elapsed:,.0f} tokens a second, {minutes:,.0f} min left")
 
     def _trained(
-        self, shape: Shape, paths: Sequence[Path], lengths: list[list[Length]], shares: torch.Tensor, asked: str
+        self,
+        shape: Shape,
+        layers: list[int] | None,
+        paths: Sequence[Path],
+        lengths: list[list[Length]],
+        shares: torch.Tensor,
+        asked: str,
     ) -> tuple[Any, Trainer]:
         plan, model, begun = self._plan, self._target.model, self._begun
         draft = network.draft(model, shape) if begun is None else begun.model.model
+        if layers is not None:
+            draft = network.of_layers(draft, layers)
         num = min(len(shares), int(draft.config.vocab_size))  # a small model may have other padding
         ids = torch.arange(num)
         if shape.tokens is not None and shape.tokens < num:
@@ -237,7 +273,8 @@ class _Run:
         rows = torch.full((len(shares),), -1)
         rows[ids] = torch.arange(len(ids))
         output = draft.lm_head.weight.detach()[ids.to(model.device)]
-        precision = None if begun is not None and begun.is_small else self._target.precision
+        is_exact = begun is not None and begun.is_small and layers is None
+        precision = None if is_exact else self._target.precision
         own = network.tail(draft, shape.kept)
         trainer = Trainer(own, output, rows, lengths, plan.course, is_whole=not shape.kept, precision=precision)
         trainer.run(paths, plan.out, asked, self._tell)
