@@ -8,6 +8,7 @@ Prints, for every pair of first two tokens, how often it came out and how likely
 import json
 import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,7 @@ def _with_bool_masks(name: str, place: int) -> None:
 _with_bool_masks("create_masked_load", 1)
 _with_bool_masks("create_masked_store", 2)
 
+sys.path.append(str(Path(__file__).parents[2]))
 from test_vllm import Table  # noqa: E402
 from world import World  # noqa: E402
 
