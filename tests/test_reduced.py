@@ -162,6 +162,16 @@ def test_rows_that_are_copied_have_the_bits_of_the_whole_layer(kind: str, activa
     torch.testing.assert_close(found[scored], q / q.sum(), rtol=2e-5, atol=0)
 
 
+@pytest.mark.usefixtures("small")
+def test_a_row_knows_the_text_up_to_it() -> None:
+    """Catches rows of one pass that score tokens which come later: a test of what was timed would see the future."""
+    draft, text = models_of("native").draft.reduced([*range(20)]), [3, 50, 7, 60, 50, 61, 2]
+    together = draft.new_cache().extend(text, rows=len(text))[0]
+    cache = draft.new_cache()
+    for row, token in zip(together, text, strict=True):
+        assert torch.equal(cache.extend([token], rows=1)[0][0], row)
+
+
 # --- exactness -------------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +263,7 @@ def test_a_pair_is_loaded_with_a_reduced_vocabulary(tmp_path: Path, monkeypatch:
 def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:
     """Catches a number that is passed over in silence."""
     names = saved(tmp_path)
-    with pytest.raises(BackendError, match="no reduced vocabulary"):
+    with pytest.raises(BackendError, match="Name a draft"):
         loaded(names, backend="lean", draft_vocabulary=20)
     for wrong in (0, True, "all", 1.5):
         with pytest.raises(ValueError, match="draft_vocabulary"):

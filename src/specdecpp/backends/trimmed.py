@@ -66,8 +66,10 @@ class TextTokens:
         """Take in the tokens of the text from this position on; those up to where it has read already are left out."""
         for position, token in enumerate(tokens[max(0, self._end - start) :], max(start, self._end)):
             if not self._listed[token] and token not in self._known:
-                self._new = [*self._new, (position, token)]
-                self._known = self._last() if len(self._new) > self.MOST else self._known | {token}
+                self._new.append((position, token))
+                self._known.add(token)
+                if len(self._new) > self.MOST:
+                    self._known = self._last()
         self._end = max(self._end, start + len(tokens))
 
     def rollback(self, length: int) -> None:
@@ -86,6 +88,7 @@ class TextTokens:
     def fork(self, length: int) -> "TextTokens":
         """A copy for the first `length` tokens."""
         other = copy(self)
+        other._new, other._known = [*self._new], {*self._known}
         other.rollback(length)
         return other
 

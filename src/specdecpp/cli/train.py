@@ -127,7 +127,7 @@ def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "P
 
 
 def _standing(now: "Progress") -> str:
-    """What is done of a collection, and the time left at the pace of the prompts done in this run."""
+    """Progress of a collection in words, and the time left at the pace of the prompts done in this run."""
     made = now.prompts_done - now.prompts_before
     left = f", {clock(now.elapsed_s * (now.num_prompts - now.prompts_done) / made)} left" if made else ""
     return f"{now.prompts_done:,} of {now.num_prompts:,} prompts, {_pace(now)}{left}"

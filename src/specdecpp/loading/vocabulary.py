@@ -42,7 +42,7 @@ def reduced(draft: Any, asked: DraftVocabulary, *, tokenizer: Any, identity: Any
         raise ValueError(f'draft_vocabulary must be a number of tokens, "auto" or None, got {asked!r}')
     if not isinstance(draft, Reduces):
         raise BackendError(
-            f"draft_vocabulary={asked}: {type(draft).__name__} has no reduced vocabulary. Use backend='native', or no number."
+            f"draft_vocabulary={asked}: {type(draft).__name__} has none. Name a draft, and use backend='native'."
         )
     num = LISTED if asked == "auto" else min(asked, draft.vocab_size)
     if num == draft.vocab_size:

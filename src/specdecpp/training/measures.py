@@ -97,9 +97,6 @@ class Reliability:
         """Expected calibration error: the mean absolute gap."""
         return float((self.share * np.abs(self.probability - self.label)).sum()) if len(self.share) else math.nan
 
-    def to_lists(self) -> dict[str, list[float]]:
-        return {name: np.round(getattr(self, name), 5).tolist() for name in ("share", "probability", "label")}
-
 
 def reliability(probability: Points, label: Points, weight: Points | None = None, *, num_bins: int = NUM_BINS) -> Reliability:
     """Sort points into bins of equal mass; equal probabilities share a bin."""

@@ -130,7 +130,7 @@ def about(folder: Path | str) -> dict[str, Any]:
 
 
 class _About(BaseModel):
-    """What is read of `collection.json`, and whatever else it says."""
+    """Fields of `collection.json` that are checked; others are kept as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     digest: str = ""

@@ -229,12 +229,12 @@ class NativeModel:
                 tokens = tokens[unseen:]
             parts = [(cache, tokens)]
         logits, hidden, _ = self._pass(parts, rows)
-        if self.listed is not None:
-            for (cache, _), own in zip(parts, logits.split(rows), strict=True):
-                if cache.text is not None and cache.is_reduced:
-                    scored = torch.frombuffer(bytearray(self.listed[: self.vocab_size]), dtype=torch.bool)
-                    scored[cache.text.ids] = True
-                    own[:, ~scored] = -torch.inf
+        for (cache, _), own in zip(parts, logits.split(rows), strict=True) if self.subset else ():
+            if cache.text is not None and cache.is_reduced:
+                for row, length in zip(own, range(cache.length - rows + 1, cache.length + 1), strict=True):
+                    scored = torch.frombuffer(bytearray(self.listed or b""), dtype=torch.bool)[: self.vocab_size]
+                    scored[cache.text.fork(length).ids] = True  # of the text up to there
+                    row[~scored] = -torch.inf
         return logits, hidden
 
     def forward_seen(
@@ -302,20 +302,25 @@ class NativeModel:
 
     def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> None:
         """Draw draft tokens of several requests. A cache then holds all but the last of its own."""
-        for is_reduced in (True, False):
-            some = [(cache, task) for cache, task in zip(caches, tasks, strict=True) if cache.is_reduced == is_reduced]
-            if not some:
-                continue
-            for cache, task in some:
-                task.more = cache.own_rows() if task.limit else None
-            own, given = zip(*some, strict=True)
-            subset = self.subset.handle if is_reduced and self.subset else None
-            self._run("native_propose", own, given, [task.num_unread + task.limit for task in given], subset)
+        if self.subset is None:
+            self._propose(caches, tasks, None)
+            return
+        for cache, task in zip(caches, tasks, strict=True):
+            task.more = cache.own_rows() if task.limit else None
+        for subset in (self.subset, None):
+            some = [one for one in zip(caches, tasks, strict=True) if one[0].is_reduced == (subset is not None)]
+            if some:
+                self._propose(*zip(*some, strict=True), subset)
+
+    def _propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting], subset: Subset | None) -> None:
+        """`propose` for requests that all have q over a subset and their own tokens, or (None) over all tokens."""
+        nums = [task.num_unread + task.limit for task in tasks]
+        self._run("native_propose", caches, tasks, nums, subset and subset.handle)
         for cache, task in zip(caches, tasks, strict=True):
             cache.held = task.start + task.num_unread
-            if task.num > 1:
+            if cache.text is not None and task.num > 1:
                 cache.note((ctypes.c_int64 * (task.num - 1)).from_address(task.tokens)[:])
-                cache.held += task.num - 1
+            cache.held += max(0, task.num - 1)
 
     def verify(self, caches: Sequence[NativeCache], tasks: Sequence[Verifying]) -> None:
         """Read tokens and draft tokens of several requests in one pass, and test them. A cache then holds all of its own."""
