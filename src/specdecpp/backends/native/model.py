@@ -310,7 +310,7 @@ class NativeModel:
         for subset in (self.subset, None):
             some = [one for one in zip(caches, tasks, strict=True) if one[0].is_reduced == (subset is not None)]
             if some:
-                self._propose(*zip(*some, strict=True), subset)
+                self._propose([cache for cache, _ in some], [task for _, task in some], subset)
 
     def _propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting], subset: Subset | None) -> None:
         """`propose` for requests that all have q over a subset and their own tokens, or (None) over all tokens."""
