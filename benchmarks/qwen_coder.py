@@ -5,8 +5,9 @@
 
 Every draft answers each prompt with fixed K and under the default rule, and the target alone once, in a random order; answers
 run on to `--tokens`, and everybody reads every prompt. What is measured is kept in `--work` at once: the same command goes on
-where a killed one was, with more prompts or drafts too. `summary` has the best draft of each cell under the default rule, over
-the target alone. Nothing else may run meanwhile.
+where a killed one was, with more prompts or drafts too. llama.cpp answers `--llama` prompts of each set, plain and with each
+draft file at four lengths (`make bench-peers` builds it). `summary` has the best draft of each cell under the default rule,
+over the target alone and over llama.cpp's best setting. Nothing else may run meanwhile.
 """
 
 import argparse
@@ -24,10 +25,13 @@ from typing import Any
 import torch
 from peers import environments as env
 from peers.cells import Cell, Setting, rounded
+from peers.plan import workers
+from peers.protocol import Load
 from peers.provenance import provenance
 from realpair import figures
 from realpair.files import DRAFT, TARGET, WrongFileError
 from realpair.log import Log, Turn
+from realpair.parts import linked, theirs
 from realpair.prompts import BENCHMARKS, Messages, prompts
 
 import specdecpp as sd
@@ -41,7 +45,9 @@ CELLS = ("humaneval", 0.0, 1.0), ("gsm8k", 0.0, 1.0), ("alpaca", 0.7, 0.9)
 """Sets under the sampling that the bars are about: temperature and top_p."""
 PAIR, ALONE, WHOLE, REDUCED = "qwen", "none", "whole", "reduced"
 POLICIES = ("fixed:2", "fixed:3", "default")
-WARM_UP = 8
+LENGTHS = (2, 4, 8, 16)
+"""Draft tokens of a step of llama.cpp, at most."""
+WARM_UP, LIMIT_S = 8, 600.0
 NUM_STEPS, CONTEXT = 12, 96
 
 
@@ -56,6 +62,7 @@ def main() -> None:
         pairs = dict(_pairs(str(TARGET.checked(args.target)), files))
         _time(log, pairs)
         _measure(log, pairs, texts, args)
+        _measure_llama(log, pairs, texts, files, args)
         _accept(log, pairs, texts, args)
     except (WrongFileError, ValueError, SpecdecError) as error:
         sys.exit(str(error))
@@ -73,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--also", action="append", default=[], metavar="NAME=FILE", help="another draft; repeatable")
     parser.add_argument("--prompts", type=int, default=24, help="of each set (default: 24)")
     parser.add_argument("--acceptance", type=int, default=8, help="prompts of each set to count acceptance on (default: 8)")
+    parser.add_argument("--llama", type=int, default=0, help="prompts of each set for llama.cpp (default: 0)")
     parser.add_argument("--tokens", type=int, default=192, help="of every answer (default: 192)")
     parser.add_argument("--work", type=Path, default=WORK, help="keeps what was measured (default: runs/qwen_coder)")
     parser.add_argument("--out", type=Path, default=OUT, help="(default: benchmarks/results/qwen_coder.json)")
@@ -131,6 +139,40 @@ def _measure(log: Log, pairs: dict[str, sd.Pair], texts: dict[str, list[Messages
         print(f"  turn {number + 1} of {len(waiting)}", file=sys.stderr, flush=True)
 
 
+def _measure_llama(
+    log: Log, pairs: dict[str, sd.Pair], texts: dict[str, list[Messages]], files: dict[str, Path], args: argparse.Namespace
+) -> None:
+    """llama.cpp's answers to the prompts that are missing, a worker for each draft file."""
+    first = next(iter(pairs.values()))
+    for draft, file in files.items():
+        settings = _llama_settings([draft])
+        waiting = [turn for turn in _turns(args.llama) if not log.has(PAIR, "cells", turn, settings)]
+        if draft == REDUCED or not waiting:  # the same file as the whole draft
+            continue
+        worker = workers({"llama.cpp"})["llama.cpp"]
+        worker.start()
+        try:
+            folder = linked(args.work / "llama", target=args.target, draft=file)
+            worker.load(Load(folder=str(folder), dtype="q4_k_m", threads=torch.get_num_threads()), limit_s=LIMIT_S)
+            for number, turn in enumerate(waiting):
+                prompt = encode(first, texts[turn.set][turn.prompt])
+                for name in random.Random(str(turn)).sample([*settings], len(settings)):
+                    place = {"set": turn.set, "temperature": turn.temperature, "prompt": turn.prompt}
+                    if number == 0:
+                        theirs(worker, settings[name], prompt, turn, WARM_UP)
+                    found = theirs(worker, settings[name], prompt, turn, args.tokens)
+                    log.add(pair=PAIR, part="cells", **place, setting=name, **found)
+                print(f"  llama.cpp, {draft}: turn {number + 1} of {len(waiting)}", file=sys.stderr, flush=True)
+        finally:
+            worker.stop()
+
+
+def _llama_settings(drafts: Sequence[str]) -> dict[str, int | None]:
+    """Names of llama.cpp's settings and draft tokens of a step, at most; None without a draft."""
+    with_drafts = {f"llama.cpp {draft} n-max {n}": n for draft in drafts if draft != REDUCED for n in LENGTHS}
+    return {"llama.cpp": None} | with_drafts
+
+
 def _answer(decoder: sd.Decoder, prompt: list[int], turn: Turn, tokens: int) -> dict[str, Any]:
     started = time.perf_counter()
     out = decoder.generate(prompt, max_tokens=tokens, temperature=turn.temperature, top_p=turn.top_p, top_k=0, ignore_eos=True)
@@ -176,15 +218,17 @@ def written(log: Log, drafts: list[str], out: Path) -> dict[str, Any]:
         for name in drafts
     }
     best = {row["set"]: row["best_default"] for row in cells}
+    llama = [found for turn in _turns(1) if (found := _over_llama(log, turn, drafts, best))]
     found = {
         **provenance("python", "benchmarks/qwen_coder.py"),
         "files": {part.role: {"model": part.model, "sha256": part.sha256} for part in (TARGET, DRAFT)},
         "cells": cells,
+        "llama_cpp": llama,
         "drafts": about,
         "summary": {
             "decoding_over_target": {row["set"]: row["decoding"][best[row["set"]]]["over_target"][0] for row in cells},
             "whole_over_target": {row["set"]: row["whole"][best[row["set"]]]["over_target"][0] for row in cells},
-            "over_llama_cpp": None,
+            "over_llama_cpp": min((row["over_best"][0] for row in llama), default=None),
             "reduced_vocabulary_step": rounded(steps[REDUCED]["step_s"] / steps[WHOLE]["step_s"]),
             "acceptance": {name: about[name]["acceptance"] for name in drafts},
             "draft_step_over_pass": {name: about[name]["step_over_pass"] for name in drafts},
@@ -217,6 +261,26 @@ def _row(log: Log, turn: Turn, drafts: Sequence[str]) -> dict[str, Any] | None:
         row[column] = {name: {"tokens_per_second": speeds[name]} | _over(cell, name) for name in _settings(drafts)}
         row.setdefault("best_default", max(defaults, key=speeds.__getitem__))
     return row
+
+
+def _over_llama(log: Log, turn: Turn, drafts: Sequence[str], best: dict[str, str]) -> dict[str, Any] | None:
+    """A cell beside llama.cpp, decoding alone, on the prompts that both answered."""
+    settings = [ALONE, best[turn.set], *_llama_settings(drafts)]
+    cell = figures.cell(log, PAIR, "cells", settings, turn, is_decoding=True)
+    if cell is None:
+        return None
+    speeds = figures.speeds(cell)
+    theirs_best = max(settings[2:], key=speeds.__getitem__)
+    return {
+        "set": turn.set,
+        "temperature": turn.temperature,
+        "prompts": len(next(iter(cell.runs.values()))),
+        "ours": best[turn.set],
+        "best": theirs_best,
+        "over_best": figures.over(cell, best[turn.set], theirs_best),
+        "alone_over_alone": figures.over(cell, ALONE, "llama.cpp"),
+        "tokens_per_second": speeds,
+    }
 
 
 def _over(cell: Cell, name: str) -> dict[str, list[float]]:

@@ -19,7 +19,7 @@ from specdecpp.distillation import network, run, saving, text, training, writing
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.run import TEXT, distil
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.training import Trainer, rounded
+from specdecpp.distillation.training import Trainer, _weight, rounded
 from specdecpp.errors import BackendError
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.gguf import GGUF
@@ -169,10 +169,12 @@ def test_the_values_are_those_of_the_file_to_the_bit(precision):
 
 def test_gradients_pass_as_if_nothing_was_rounded():
     weight, given, odd = torch.randn(4, 64, requires_grad=True), torch.randn(4, 64), torch.randn(4, 40)
-    (rounded(weight, Precision.q4_1) * given).sum().backward()
+    (_weight(weight, Precision.q4_1, None) * given).sum().backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, given)
     assert rounded(odd, Precision.q4_1) is odd
+    assert _weight(odd, None, None) is odd
+    assert _weight(weight, Precision.q4_1, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_what_is_trained_computes_as_the_file_does(folder, tmp_path):

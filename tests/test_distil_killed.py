@@ -1,6 +1,6 @@
 """A distillation whose process is killed (-9) in every phase, from the choice of a shape to the check.
 
-    python test_distil_killed.py FOLDER      # the killing; FOLDER has target/ and prompts.jsonl
+    python test_distil_killed.py FOLDER [small]    # the killing; FOLDER has target/, prompts.jsonl and maybe small/
 
 Each attempt is a fork that goes on from what the one before left. It dies at the n-th call of a function, before or after it,
 or when half of a file is written. One line for each says the phase and how it ended.
@@ -21,11 +21,12 @@ from typing import Any
 import pytest
 import torch
 from test_distil import filled, plan_of
+from test_pruning import with_small
 
 from specdecpp import cache_dir
 from specdecpp.backends import NativeModel
 from specdecpp.bench.turns import Turns
-from specdecpp.distillation import finishing, measuring, saving, start
+from specdecpp.distillation import finishing, measuring, pruning, saving, start
 from specdecpp.distillation import training as course
 from specdecpp.distillation.run import CARD, DistilPlan, distil
 from specdecpp.training import pipeline, train
@@ -106,6 +107,16 @@ PHASES: dict[str, Moment] = {
 }
 
 
+SMALL_PHASES: dict[str, Moment] = {
+    "choosing layers": before(pruning, "accepted_with", 3),
+    "writing for a trial": half_of(".safetensors", 2),
+    "trying": after(course.Trainer, "learn", 3),
+    "half a plan": half_of("plan.json"),
+    "training": half_of("training.pt", 2),
+    "saving": after(saving.shutil, "rmtree", 2),
+}
+
+
 def made(out: Path) -> dict[str, str]:
     files = [path for pattern in SAME for path in out.glob(pattern) if not path.name.endswith(".part")]
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -128,6 +139,19 @@ def test_killed_in_every_phase_it_ends_with_the_same_draft_and_head(tmp_path: Pa
     assert all("check" in card for card in cards)
 
 
+@pytest.mark.slow
+def test_killed_while_layers_are_chosen_it_ends_with_the_same_draft(tmp_path: Path) -> None:
+    """Catches a trial whose weights stay in the draft, text of a trial that is written twice, and half a plan."""
+    command = [sys.executable, __file__, str(with_small(filled(tmp_path))), "small"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+    first, *killed, last = (line.rpartition(" ") for line in done.stdout.splitlines())
+    assert (first[2], last[2]) == ("0", "0"), done.stderr[-3000:]
+    assert {phase: int(end) for phase, _, end in killed if int(end) != signal.SIGKILL} == {}, done.stderr[-3000:]
+    assert len(killed) == len(SMALL_PHASES)
+    assert len(made(tmp_path / "whole")) > 5
+    assert made(tmp_path / "killed") == made(tmp_path / "whole")
+
+
 def attempted(plan: DistilPlan, moment: Moment = lambda: None) -> int:
     """How an attempt ended, as `waitpid` has it."""
     child = os.fork()
@@ -135,7 +159,9 @@ def attempted(plan: DistilPlan, moment: Moment = lambda: None) -> int:
         return os.waitpid(child, 0)[1]
     try:
         moment()
-        finishing.finish(plan, distil(plan))
+        card = distil(plan)
+        if plan.start is None:
+            finishing.finish(plan, card)
         os._exit(0)
     except BaseException as error:  # whatever it is must not go on in the fork
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -147,9 +173,11 @@ def main() -> None:
     torch.set_num_threads(1)
     finishing.ROWS, finishing.CHECKED = 48, 2
     course.SAVED_S = -1.0  # after every step
-    whole, killed = (replace(plan_of(folder, folder / name), tokens=6000) for name in ("whole", "killed"))
+    is_small = sys.argv[2:] == ["small"]
+    more = {"start": str(folder / "small"), "shape": None, "layers": 2} if is_small else {}
+    whole, killed = (replace(plan_of(folder, folder / name), tokens=6000, **more) for name in ("whole", "killed"))
     print("whole", attempted(whole), flush=True)
-    for phase, moment in PHASES.items():
+    for phase, moment in (SMALL_PHASES if is_small else PHASES).items():
         print(phase, attempted(killed, moment), flush=True)
     print("whole", attempted(killed), flush=True)
 

@@ -1,24 +1,23 @@
 """A small model with fewer of its layers: which go, and that the others are trained."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_distil import Killed, filled, killing, plan_of
+from test_distil import Killed, filled, plan_of, weights
 
-from specdecpp.distillation import measuring, network, pruning, text
-from specdecpp.distillation.run import PLAN, TEXT, distil
+from specdecpp.distillation import measuring, network, pruning, shapes, text, training, trials
+from specdecpp.distillation.run import CARD, PLAN, TEXT, distil
 from specdecpp.distillation.target import Target
 from specdecpp.errors import BackendError, DataError
 from specdecpp.loading.models import load_model
 from specdecpp.testing import tiny_model, tiny_tokenizer
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, prompts, and a small model of four layers: three of the target's, and one among them that does nothing."""
-    folder = filled(tmp_path_factory.mktemp("pruning"))
+def with_small(folder: Path) -> Path:
+    """A small model of four layers beside a target: three of the target's, and one among them that does nothing."""
     small = network.of_layers(tiny_model("llama", seed=1, layers=4, head_dim=16), [0, 1, 3, 3])
     with torch.no_grad():
         small.model.layers[2].self_attn.o_proj.weight.zero_()
@@ -29,8 +28,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_small(filled(tmp_path_factory.mktemp("pruning")))
+
+
 def plan(folder: Path, out: Path, **more: Any) -> Any:
     return plan_of(folder, out, **{"shape": None, "start": str(folder / "small"), "layers": 2, "tokens": 4000} | more)
+
+
+def killing_at(word: str) -> Any:
+    """Raises when it is told something that begins so."""
+
+    def tell(line: str) -> None:
+        if line.startswith(word):
+            raise Killed
+
+    return tell
 
 
 def pieces_of(out: Path) -> list[text.TextPiece]:
@@ -42,7 +56,7 @@ def test_the_layers_that_are_kept_are_trained(folder: Path, tmp_path: Path) -> N
     goes on with other layers."""
     out = tmp_path / "out"
     with pytest.raises(Killed):
-        distil(plan(folder, out), tell=killing(6))  # two choices have been made
+        distil(plan(folder, out), tell=killing_at("training"))  # the layers were settled
     begun = (out / PLAN).read_text()
     card = distil(plan(folder, out))
     assert (out / PLAN).read_text() == begun
@@ -62,23 +76,72 @@ def test_the_layers_that_are_kept_are_trained(folder: Path, tmp_path: Path) -> N
 def test_the_layer_that_does_nothing_goes_first(folder: Path, tmp_path: Path) -> None:
     """Catches a choice of the layer that costs most, an acceptance of other layers than those that are kept."""
     out = tmp_path / "out"
-    distil(plan(folder, out, layers=None, tokens=800))
+    distil(plan(folder, out, layers=4, tokens=800))
     small, pieces = Target(str(folder / "small")).model, pieces_of(out)
     told: list[str] = []
-    layers, accepted = pruning.kept(small, pieces, 3, tell=told.append)
+    layers, accepted = pruning.kept(small, pieces, 3, tell=told.append)[3]
     assert layers == [0, 1, 3]
     whole = pruning.accepted_with(small, range(4), pieces)
     assert accepted == pytest.approx(whole, abs=1e-6)
     assert told == [f"choosing layers: 3 left, acceptance {accepted:.2f} before training"]
-    fewer, less = pruning.kept(small, pieces, 2)
+    fewer, less = pruning.kept(small, pieces, 2)[2]
     assert set(fewer) < {0, 1, 3}
     assert less < accepted
     assert len(small.model.layers) == 4
 
 
+def test_the_number_of_layers_is_chosen_by_predicted_speed(folder: Path, tmp_path: Path) -> None:
+    """Catches a choice that is not the best of its own table, a table that nobody sees, layers of another number."""
+    out, said = tmp_path / "out", list[str]()
+    card = distil(plan(folder, out, layers=None), say=said.append)
+    tried = card["tried"]
+    assert sorted(len(one["layers"]) for one in tried) == [2, 3, 4] == sorted(trials.depths(4))
+    assert [one["speed_up"] for one in tried] == sorted((one["speed_up"] for one in tried), reverse=True)
+    assert card["draft"]["layers"] == tried[0]["layers"]
+    assert all(one["expected"] >= one["trained"] > 0 < one["step_s"] for one in tried)
+    assert len(said) == 1 + len(tried)
+    assert [int(line.split()[0]) for line in said[1:]] == [len(one["layers"]) for one in tried]
+
+
+def test_a_training_that_ends_early_makes_a_draft_and_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a draft of other weights than those so far, a training that is lost or begins anew, a head of a passing draft."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    monkeypatch.setattr(training, "SAVED_S", 0.0)
+    distil(plan(folder, whole))
+    with pytest.raises(Killed):
+        distil(plan(folder, out), tell=killing_at("training 5"))
+    early = distil(plan(folder, out, ends=True))
+    assert 0 < early["training"]["steps"] < (steps := json.loads((whole / CARD).read_text())["training"]["steps"])
+    first = weights(out)
+    assert distil(plan(folder, out))["training"]["steps"] == steps
+    expected, found = weights(whole), weights(out)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert any(not torch.equal(first[name], value) for name, value in expected.items())
+
+
+def test_what_is_expected_of_more_text() -> None:
+    """Catches a gain that does not shrink, a loss that goes on, a number of tokens that is not doubled from the trial's."""
+    assert trials._expected([(100, 0.5), (200, 0.6)], 400) == pytest.approx(0.6 + 0.1 * trials.DECAY)
+    assert trials._expected([(100, 0.5), (200, 0.6)], 800) == pytest.approx(0.6 + 0.1 * (trials.DECAY + trials.DECAY**2))
+    assert trials._expected([(100, 0.6), (200, 0.5)], 800) == 0.5
+    assert trials._expected([(100, 0.9), (200, 0.94)], 10**9) == shapes.MOST
+
+
+def test_the_acceptance_is_that_of_greedy_and_drawn_answers() -> None:
+    """Catches a temperature that is applied to q alone, and a target's best token that the draft does not have."""
+    q = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]])
+    p, row = torch.tensor([[0.6, 0.4], [0.0, 1.0]]), torch.tensor([[0, 2], [1, 2]])
+    assert training.served(q.log(), p, row, 0.0).tolist() == [1, 0]
+    cold = q**2 / (q**2).sum(-1, keepdim=True)
+    drawn = [min(36 / 52, cold[0, 0]) + min(16 / 52, cold[0, 2]), cold[1, 2]]
+    assert training.served(q.log(), p, row, 0.5)[2:] == pytest.approx(torch.tensor(drawn))
+
+
 def test_numbers_that_cannot_be_are_refused_at_once(folder: Path, tmp_path: Path) -> None:
     """Catches a refusal after the text has been written."""
-    for layers in (4, 9):
+    for layers in (5, 9):
         with pytest.raises(BackendError, match="Ask for fewer"):
             distil(plan(folder, tmp_path / "out", layers=layers))
     for more in ({"start": None}, {"layers": 0}):

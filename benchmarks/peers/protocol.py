@@ -52,14 +52,15 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What an engine says of one request. `seconds` where it measures better than its caller can; `overhead` is the share of
-    its steps that is not a forward pass, where it knows."""
+    """What an engine says of one request. `seconds` where it measures better than its caller can, `reading_s` of them for the
+    prompt; `overhead` is the share of its steps that is not a forward pass, where it knows."""
 
     tokens: list[int]
     steps: int
     drafted: int = 0
     accepted: int = 0
     seconds: float | None = None
+    reading_s: float | None = None
     overhead: float | None = None
 
 

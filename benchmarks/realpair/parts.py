@@ -214,7 +214,7 @@ def llama(bench: Bench) -> None:
     def runs(bench: Bench, settings: Sequence[str]) -> dict[str, Run]:
         worker.start()
         worker.load(Load(folder=str(_linked(bench)), dtype="q4_k_m", threads=THREADS), limit_s=RUN_LIMIT_S)
-        return _ours(bench, [DEFAULT]) | {name: partial(_theirs, worker, n) for name, n in LLAMA.items()}
+        return _ours(bench, [DEFAULT]) | {name: partial(theirs, worker, n) for name, n in LLAMA.items()}
 
     try:
         _in_turns(bench, "llama", [DEFAULT, *LLAMA], bench.plan.llama_prompts, runs)
@@ -263,7 +263,7 @@ def _answer(decoder: sd.Decoder, prompt: list[int], turn: Turn, tokens: int) -> 
     return {"tokens": len(out.tokens), "seconds": time.perf_counter() - started, "reading_s": out.metrics.prefill_s}
 
 
-def _theirs(worker: Worker, n_max: int | None, prompt: list[int], turn: Turn, tokens: int) -> dict[str, float]:
+def theirs(worker: Worker, n_max: int | None, prompt: list[int], turn: Turn, tokens: int) -> dict[str, float]:
     request = Request(
         prompt=prompt,
         max_tokens=tokens,
@@ -273,19 +273,22 @@ def _theirs(worker: Worker, n_max: int | None, prompt: list[int], turn: Turn, to
         options={"n_max": n_max},
     )
     answer = worker.run(request, limit_s=RUN_LIMIT_S)
-    return {"tokens": len(answer["tokens"]), "seconds": answer["seconds"]}
+    return {"tokens": len(answer["tokens"]), "seconds": answer["seconds"], "reading_s": answer["reading_s"]}
 
 
 def _linked(bench: Bench) -> Path:
-    """A folder with the two files under the names that the worker looks for."""
-    folder = bench.work / f"llama-{bench.pair}"
+    parts = (shipped.names(SMOLLM2) if bench.pair == SMOLLM2 else None) or bench.names
+    return linked(bench.work / f"llama-{bench.pair}", target=parts.target, draft=parts.draft)
+
+
+def linked(folder: Path, **files: Any) -> Path:
+    """A folder with the two files under the names that llama.cpp's worker looks for."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts = shipped.names(SMOLLM2) if bench.pair == SMOLLM2 else None
-    for role in ("target", "draft"):
+    for role, file in files.items():
         link = folder / f"{role}-q4_k_m.gguf"
         with suppress(FileNotFoundError):
             link.unlink()
-        link.symlink_to(getattr(parts or bench.names, role))
+        link.symlink_to(Path(file).resolve())
     return folder
 
 

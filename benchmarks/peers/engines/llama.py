@@ -96,6 +96,7 @@ class LlamaCpp:
             drafted=clock.get("draft_n", 0),
             accepted=accepted,
             seconds=(clock["prompt_ms"] + clock["predicted_ms"]) / 1e3,
+            reading_s=clock["prompt_ms"] / 1e3,
         )
 
     def ready(self, at_once: int) -> None:

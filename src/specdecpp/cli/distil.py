@@ -44,6 +44,7 @@ def distil(
     epochs: Annotated[int, typer.Option(metavar="N", help="How often the text is read.")] = 3,
     loss: Annotated[Literal["kl", "tv"], typer.Option(metavar="NAME", help="kl, or tv to end with.")] = "kl",
     lr: Annotated[float, typer.Option(metavar="X", help="The highest learning rate.")] = 1e-3,
+    end: Annotated[bool, typer.Option("--end", help="Train no further: make the draft of what there is.")] = False,
     head: Annotated[bool, typer.Option(help="A head for it too, and a check of the pair.")] = True,
     licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,
     seed: Seed = 0,
@@ -81,13 +82,15 @@ def distil(
             seed=seed,
             device=device,
             licence=licence,
+            ends=end,
         )
         check_device(device)
         silence(target, start)
+        say = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
         with interruptible(), render.live("distilling", every_s=LOG_S, quiet=quiet) as tell:
             try:
-                card = run(plan, tell=tell)
-                if head:
+                card = run(plan, tell=tell, say=say)
+                if head and not end:
                     card = finishing.finish(plan, card, tell=tell)
             except KeyboardInterrupt:
                 print(f"interrupted. Finished work stays in {out}; run the same command again to go on.", file=sys.stderr)

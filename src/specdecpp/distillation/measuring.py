@@ -26,19 +26,25 @@ def by_source(
     *,
     settings: Mapping[str, Sampling] = SETTINGS,
 ) -> dict[str, dict[str, float]]:
-    """Mean acceptance by source, and by how both are sampled."""
+    """Mean acceptance by source, and by how both are sampled. Models are of transformers, or backends."""
     found: dict[str, dict[str, list[torch.Tensor]]] = {}
-    num = min(int(model.config.vocab_size) for model in (target, draft))  # a small model may have other padding
-    ids = trimmed.of(draft.config, vocab_size=num, device=target.device)
     for source, piece in zip(sources, pieces, strict=True):
-        given = piece.ids[None, :-1].to(target.device)
-        p, q = (model(input_ids=given).logits[0, piece.num_prompt - 1 :, :num].float() for model in (target, draft))
-        if ids is not None:
-            q = trimmed.widened(q[:, ids], ids, vocab_size=num)
+        p, q = _logits(target, piece), _logits(draft, piece)
+        num = min(p.shape[-1], q.shape[-1])  # a small model may have other padding
         for name, sampling in settings.items():
-            overlap = torch.minimum(probabilities(p, sampling), probabilities(q, sampling)).sum(-1)
+            overlap = torch.minimum(probabilities(p[:, :num], sampling), probabilities(q[:, :num], sampling)).sum(-1)
             found.setdefault(source, {}).setdefault(name, []).append(overlap.cpu())
     return {source: {name: float(torch.cat(values).mean()) for name, values in by.items()} for source, by in found.items()}
+
+
+def _logits(model: Any, piece: TextPiece) -> torch.Tensor:
+    """Logits in the places of the answer [A, V]."""
+    if hasattr(model, "new_cache"):
+        return model.new_cache().extend(piece.ids[:-1].tolist(), rows=piece.num_answer)[0]
+    num = int(model.config.vocab_size)
+    logits = model(input_ids=piece.ids[None, :-1].to(model.device)).logits[0, piece.num_prompt - 1 :, :num].float()
+    ids = trimmed.of(model.config, vocab_size=num, device=model.device)
+    return logits if ids is None else trimmed.widened(logits[:, ids], ids, vocab_size=num)
 
 
 def agreement(target: Any, draft: Any, pieces: Sequence[TextPiece]) -> float:

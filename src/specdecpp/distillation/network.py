@@ -43,10 +43,10 @@ class Shape:
         return [*range(self.kept + 1), *range(num - self.own + 1, num)]
 
 
-def check_smaller(target: Any, shape: Shape | None) -> None:
+def check_smaller(target: Any, shape: Shape) -> None:
     """Raise `BackendError` for a draft that is no smaller than its target."""
     num = len(target.model.layers)
-    if shape is not None and shape.kept + shape.own >= num:
+    if shape.kept + shape.own >= num:
         name = type(target).__name__
         raise BackendError(
             f"a draft of {shape.kept}+{shape.own} layers is no smaller than {name} with its {num}. Ask for fewer."

@@ -20,25 +20,28 @@ Tell = Callable[[str], None]
 
 
 @torch.inference_mode()
-def kept(model: Any, pieces: Sequence[TextPiece], num: int, *, tell: Tell = lambda line: None) -> tuple[list[int], float]:
-    """Indices of the `num` layers to keep, and the acceptance with these alone, along the target's text and before training."""
+def kept(
+    model: Any, pieces: Sequence[TextPiece], least: int, *, tell: Tell = lambda line: None
+) -> dict[int, tuple[list[int], float]]:
+    """For each number of layers, from all of them down to `least`: indices of the layers to keep, and the acceptance with these
+    alone, along the target's text and before training."""
     some, count = list[TextPiece](), 0
     for piece in pieces:
         if count < TOKENS:
             some.append(piece)
             count += piece.num_answer
     left = list(range(len(model.model.layers)))
-    accepted = accepted_with(model, left, some)
+    by_number = {len(left): ([*left], accepted_with(model, left, some))}
     alone = dict[int, float]()
-    while len(left) > num:
+    while len(left) > least:
         tried = sorted(left, key=lambda i: -alone[i])[:TRIED] if alone else left
         found = {i: accepted_with(model, [j for j in left if j != i], some) for i in tried}
         alone = alone or found
         gone = max(found, key=found.__getitem__)
         left.remove(gone)
-        accepted = found[gone]
-        tell(f"choosing layers: {len(left)} left, acceptance {accepted:.2f} before training")
-    return left, accepted
+        by_number[len(left)] = [*left], found[gone]
+        tell(f"choosing layers: {len(left)} left, acceptance {found[gone]:.2f} before training")
+    return by_number
 
 
 def accepted_with(model: Any, layers: Sequence[int], pieces: Sequence[TextPiece]) -> float:

@@ -22,12 +22,13 @@ import torch
 from specdecpp import cache_dir
 from specdecpp.backends import NativeModel
 from specdecpp.decoder import encode
-from specdecpp.distillation import measuring, network, pruning, saving, shapes, start, text, writing
+from specdecpp.distillation import measuring, network, pruning, saving, shapes, start, text, trials, writing
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Begun, Target
 from specdecpp.distillation.text import TextPiece
 from specdecpp.distillation.training import STATE, Course, Length, Trainer
 from specdecpp.errors import BackendError, DataError
+from specdecpp.loading import vocabulary
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.policy_spec import as_prompt
 from specdecpp.sampling import Sampling
@@ -44,6 +45,8 @@ FITTED = 2
 """Shards that the start is fitted on: some ten thousand tokens are enough (`start`)."""
 WRITING = 0.55
 """The share of a budget in minutes that the target writes for; the rest is for training."""
+GREEDY = Sampling(temperature=0.0)
+"""How the target writes every second group of shards: people use greedy answers and drawn ones."""
 Tell = Callable[[str], None]
 
 
@@ -59,7 +62,7 @@ class DistilPlan:
     tokens: int | None = None
     """The budget in tokens that the target writes."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Sampling of the target's text: as it will be served."""
+    """Sampling of the target's text: as it will be served. Half of the text is greedy."""
     shape: Shape | None = None
     """None: chosen by predicted tokens/s (`shapes`)."""
     start: str | None = None
@@ -73,6 +76,8 @@ class DistilPlan:
     device: str | None = None
     licence: str | None = None
     """Licence of the prompts and the target, for the card."""
+    ends: bool = False
+    """Make the draft of what has been trained, and train no further; the same without it goes on."""
 
     def __post_init__(self) -> None:
         if (self.minutes is None) == (self.tokens is None):
@@ -88,24 +93,26 @@ class DistilPlan:
             raise ValueError(f"{self.layers} layers are kept of a small model: name it as the start, and keep one at least.")
 
 
-def distil(plan: DistilPlan, *, tell: Tell = lambda line: None) -> dict[str, Any]:
-    """Make what is missing of a draft in `plan.out`; its card. The head and the verdict are `finish`'s.
+def distil(plan: DistilPlan, *, tell: Tell = lambda line: None, say: Tell = lambda line: None) -> dict[str, Any]:
+    """Make what is missing of a draft in `plan.out`; its card. The head and the verdict are `finish`'s. `tell` gets the
+    progress, `say` the lines of a table of what was predicted.
 
     Raises `DataError` for prompts that cannot be read or are too few, for a folder that holds another distillation or that
     another run works in, and for damaged files in it; `PairError` and `BackendError` for a target that cannot be loaded or cut.
     """
     with claimed(plan.out):
-        return _Run(plan, tell).card()
+        return _Run(plan, tell, say).card()
 
 
 class _Run:
     """Phases of one distillation, in their order: settled, write, trained, card."""
 
-    def __init__(self, plan: DistilPlan, tell: Tell):
+    def __init__(self, plan: DistilPlan, tell: Tell, say: Tell):
         texts = gather(plan.sources, seed=plan.seed)  # before a model is loaded: a missing file is refused at once
-        self._plan, self._tell = plan, tell
+        self._plan, self._tell, self._say = plan, tell, say
         target = self._target = Target(plan.target, plan.device)
-        network.check_smaller(target.model, plan.shape)
+        if plan.shape is not None:
+            network.check_smaller(target.model, plan.shape)
         self._begun = None if plan.start is None else Begun.named(plan.start, target)
         self._check_layers()
         saving.check(target, self._begun)
@@ -125,7 +132,7 @@ class _Run:
         if (num := self._plan.layers) is None or self._begun is None:
             return
         of = len(self._begun.model.model.model.layers)
-        if not self._begun.is_small or num >= of:
+        if not self._begun.is_small or num > of:
             raise BackendError(
                 f"{num} layers cannot be kept of {self._plan.start}: "
                 + (
@@ -140,20 +147,21 @@ class _Run:
         plan, target, begun = self._plan, self._target, self._begun
         asked = self._asked()
         shape, num_shards, layers = self._settled(asked)
-        paths = [plan.out / TEXT / f"text-{i:05d}.safetensors" for i in range(num_shards)]
+        paths = self._paths(num_shards)
         self._write(paths, shape.kept)
         lengths, shares = _survey(paths, target.vocab_size)
         draft, trainer = self._trained(shape, layers, paths, lengths, shares, asked)
         self._tell("measuring")
         kept = None if begun is not None and begun.is_small else shape.kept
-        files = saving.save(draft, target, plan.out, kept=kept, is_pruned=layers is not None)
-        answers = self._answered([ids for _, ids in self._held], layer=shape.kept, seed=(plan.seed, 2))
-        written = Target(str(plan.out / files[0]), plan.device).model
-        found = measuring.by_source(target.model, written, [source for source, _ in self._held], answers)
+        files = saving.save(draft, target, plan.out, kept=kept)
+        answers = self._answered([ids for _, ids in self._held], plan.sampling, layer=shape.kept, seed=(plan.seed, 2))
+        written = Target(str(plan.out / files[0]), plan.device).writer
+        found = measuring.by_source(target.writer, written, [source for source, _ in self._held], answers)
         card = {
             "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
             "draft": {"files": files, "shape": asdict(shape), "parameters": sum(p.numel() for p in trainer.own)}
             | ({"layers": layers} if layers else {}),
+            "tried": json.loads((plan.out / PLAN).read_text(encoding="utf-8"))["tried"],
             "start": begun and {"name": short_name(begun.model.name), "fingerprint": begun.model.source.fingerprint},
             "data": {
                 "sources": self._sources,
@@ -161,18 +169,23 @@ class _Run:
                 "sampling": asdict(plan.sampling),
                 "tokens": sum(whole - prompt for shard in lengths for prompt, whole in shard),
             },
-            "training": {"steps": trainer.steps, **asdict(plan.course)},
+            "training": {"steps": trainer.step, **asdict(plan.course)},
             "acceptance": {source: {k: round(v, 4) for k, v in by.items()} for source, by in found.items()},
             "versions": versions("torch"),
         }
         cache_dir.write(plan.out / CARD, json.dumps(card, indent=1) + "\n")
         return card
 
-    def _answered(self, prompts: Sequence[Sequence[int]], *, layer: int, seed: tuple[int, ...]) -> list[TextPiece]:
-        plan = self._plan
-        found = writing.answered(self._target, prompts, plan.sampling, max_tokens=plan.max_tokens, layer=layer, seed=seed)
+    def _answered(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, layer: int, seed: tuple[int, ...]
+    ) -> list[TextPiece]:
+        most = self._plan.max_tokens
+        found = writing.answered(self._target, prompts, sampling, max_tokens=most, layer=layer, seed=seed)
         is_small = self._begun is not None and self._begun.is_small
         return [replace(piece, state=piece.state[:, :0]) for piece in found] if is_small else found  # which reads tokens
+
+    def _paths(self, num: int) -> list[Path]:
+        return [self._plan.out / TEXT / f"text-{i:05d}.safetensors" for i in range(num)]
 
     @property
     def _group(self) -> int:
@@ -212,22 +225,66 @@ class _Run:
         self._tell("choosing a shape")
         began = time.perf_counter()
         num_prompts = SHARD * (1 if plan.minutes is None else self._group)  # the rate is that of a group
-        first = self._answered(self._prompts[:num_prompts], layer=0, seed=(plan.seed, 0))
+        first = self._answered(self._prompts[:num_prompts], plan.sampling, layer=0, seed=(plan.seed, 0))
         rate = sum(piece.num_answer for piece in first) / (time.perf_counter() - began)
         self._tell(f"choosing a shape: the target writes {rate:,.0f} tokens/s")
         num_tokens = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
         num_shards = max(1, round(num_tokens / sum(piece.num_answer for piece in first[:SHARD])))
-        begun, fixed, tried = self._begun, plan.shape, []
-        if begun is not None and not begun.is_small:
-            fixed = begun.shape
+        begun, fixed, tried = self._begun, plan.shape, list[dict[str, Any]]()
+        passes = shapes.pass_seconds(self._target) if fixed is None else {}
         more: dict[str, Any] = {}
-        if plan.layers is not None and begun is not None:
-            layers, accepted = pruning.kept(begun.model.quick, first[:SHARD], plan.layers, tell=self._tell)
-            fixed, more = Shape(kept=0, own=len(layers)), {"layers": layers, "accepted": accepted}
+        if begun is not None and begun.is_small:
+            tried = self._tried(begun.model, first[:SHARD], passes, num_shards, num_tokens * plan.course.epochs)
+            fixed, more = Shape(kept=0, own=len(tried[0]["layers"])), {"layers": tried[0]["layers"]}
+        elif begun is not None:
+            fixed = begun.shape
         if fixed is None:
-            small = begun and begun.model
-            tried = shapes.choose(self._target, first[:SHARD], num_tokens=num_tokens, small=small)
-        return {"shape": asdict(fixed) if fixed else tried[0]["shape"], "num_shards": num_shards, "tried": tried, **more}
+            tried = shapes.choose(self._target, first[:SHARD], passes=passes, num_tokens=num_tokens)
+        shape = asdict(fixed) if fixed else tried[0]["shape"]
+        return {"shape": shape, "num_shards": num_shards, "passes": passes, "tried": tried, **more}
+
+    def _tried(
+        self, small: Target, pieces: Sequence[TextPiece], passes: dict[int, float], num_shards: int, num_tokens: int
+    ) -> list[dict[str, Any]]:
+        """Predictions for numbers of a small model's layers, the best first: for the one that was asked for, or for several."""
+        plan, num = self._plan, len(small.model.model.layers)
+        wanted = [plan.layers] if plan.layers else trials.depths(num)
+        kept = pruning.kept(small.quick, pieces, min(wanted), tell=self._tell)
+        paths = self._paths(min(trials.SHARDS, num_shards))
+        self._write(paths, 0)
+        asked = trials.Trials(
+            target=self._target,
+            small=small,
+            paths=paths,
+            course=plan.course,
+            rows=self._rows(small.model),
+            passes=passes,
+            num_tokens=num_tokens,
+            temperature=plan.sampling.temperature,
+            tell=self._tell,
+        )
+        found = asked.run({n: kept[n] for n in wanted})
+        for line in trials.table(found):
+            self._say(line)
+        return found
+
+    def _worth(self) -> Callable[[float], float] | None:
+        """The speed-up over the target alone that an acceptance makes, where a step and passes were timed."""
+        found = json.loads((self._plan.out / PLAN).read_text(encoding="utf-8"))
+        if not found["tried"]:
+            return None
+        passes, step_s = {int(n): s for n, s in found["passes"].items()}, found["tried"][0]["step_s"]
+        return lambda accepted: shapes.predicted(accepted, step_s, passes)["speed_up"]
+
+    def _rows(self, small: Any) -> torch.Tensor:
+        """Places of the tokens that a small model is trained on [V], -1 for others: most of a large vocabulary never occurs."""
+        num = min(self._target.vocab_size, int(small.config.vocab_size))  # it may have other padding
+        ids = (
+            vocabulary.listed(self._target.tokenizer, min(num, vocabulary.LISTED))
+            if num >= 2 * vocabulary.LISTED
+            else range(num)
+        )
+        return _rows(self._target.vocab_size, torch.tensor([*ids]))
 
     def _write(self, paths: Sequence[Path], layer: int) -> None:
         """The shards that are missing. Prompts that are too few for them are answered again with other uniforms."""
@@ -239,7 +296,8 @@ class _Run:
             asked = []
             for place in range(number * size, number * size + len(groups[number])):
                 asked += sorted((prompts[(place * SHARD + j) % len(prompts)] for j in range(SHARD)), key=len)
-            made = self._answered(asked, layer=layer, seed=(self._plan.seed, 1, number))
+            sampling = GREEDY if number % 2 else self._plan.sampling
+            made = self._answered(asked, sampling, layer=layer, seed=(self._plan.seed, 1, number))
             for place, path in enumerate(groups[number]):
                 if not path.is_file():
                     text.write(path, made[place * SHARD : (place + 1) * SHARD])
@@ -258,28 +316,35 @@ class _Run:
         shares: torch.Tensor,
         asked: str,
     ) -> tuple[Any, Trainer]:
-        plan, model, begun = self._plan, self._target.model, self._begun
-        draft = network.draft(model, shape) if begun is None else begun.model.model
+        plan, target, begun = self._plan, self._target, self._begun
+        draft = network.draft(target.model, shape) if begun is None else begun.model.model
+        precision = target.precision
         if layers is not None:
             draft = network.of_layers(draft, layers)
-        num = min(len(shares), int(draft.config.vocab_size))  # a small model may have other padding
-        ids = torch.arange(num)
-        if shape.tokens is not None and shape.tokens < num:
-            ids = shares[:num].topk(shape.tokens).indices.sort().values
+            precision, rows = trials.precision(target, draft), self._rows(draft)
+        else:
+            rows = _rows(len(shares), None if shape.tokens is None else shares.topk(shape.tokens).indices.sort().values)
+            draft.config.output_ids = None if shape.tokens is None else (rows >= 0).nonzero()[:, 0].tolist()
         if begun is None and not (plan.out / STATE).exists():
             self._tell("fitting the start")
             first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
-            start.fit(draft, self._target.quick, first, shape)
-        rows = torch.full((len(shares),), -1)
-        rows[ids] = torch.arange(len(ids))
-        output = draft.lm_head.weight.detach()[ids.to(model.device)]
-        is_exact = begun is not None and begun.is_small and layers is None
-        precision = None if is_exact else self._target.precision
+            start.fit(draft, target.quick, first, shape)
+        output = draft.lm_head.weight.detach()[(rows >= 0).nonzero()[:, 0].to(draft.device)]
         own = network.tail(draft, shape.kept)
-        trainer = Trainer(own, output, rows, lengths, plan.course, is_whole=not shape.kept, precision=precision)
-        trainer.run(paths, plan.out, asked, self._tell)
-        draft.config.output_ids = None if len(ids) == num else ids.tolist()
+        temperature = plan.sampling.temperature
+        whole = not shape.kept
+        trainer = Trainer(own, output, rows, lengths, plan.course, is_whole=whole, precision=precision, temperature=temperature)
+        trainer.run(paths, plan.out, asked, self._tell, worth=self._worth(), ends=plan.ends)
         return draft.requires_grad_(False), trainer
+
+
+def _rows(size: int, ids: torch.Tensor | None) -> torch.Tensor:
+    """Places of some tokens, or of all, among themselves [V]; -1 for others."""
+    if ids is None:
+        return torch.arange(size)
+    found = torch.full((size,), -1)
+    found[ids] = torch.arange(len(ids))
+    return found
 
 
 def _survey(paths: Sequence[Path], vocab_size: int) -> tuple[list[list[Length]], torch.Tensor]:

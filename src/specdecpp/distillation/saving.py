@@ -30,9 +30,9 @@ def check(target: Target, begun: Begun | None) -> None:
         )
 
 
-def save(draft: Any, target: Target, out: Path, *, kept: int | None, is_pruned: bool = False) -> list[str]:
+def save(draft: Any, target: Target, out: Path, *, kept: int | None) -> list[str]:
     """Write both, each whole or not at all; their names, the one to use first. `kept`: layers of the target; None: the draft is
-    a small model, `is_pruned` where it was trained for as few bits as the target has.
+    a small model, or some layers of one.
 
     Raises `BackendError` where the file cannot be written; the checkpoint is there then.
     """
@@ -46,8 +46,7 @@ def save(draft: Any, target: Target, out: Path, *, kept: int | None, is_pruned: 
         return [DRAFT]
     try:
         if kept is None:
-            precision = target.precision if is_pruned else gguf_writing.Precision.q8_0
-            gguf_writing.write(draft, target.tokenizer, out / FILE, precision=precision, name=DRAFT)
+            gguf_writing.write(draft, target.tokenizer, out / FILE, precision=target.precision, name=DRAFT)
         else:
             gguf_writing.cut(target.name, out / FILE, kept, model=draft, precision=target.precision)
     except Exception as error:  # from the disk, gguf or numpy: hours of training stand behind it

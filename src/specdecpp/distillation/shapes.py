@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from specdecpp.backends import Model
+from specdecpp.backends import Model, NativeModel
 from specdecpp.costs import chain_tokens
 from specdecpp.distillation import measuring, network, start
 from specdecpp.distillation.network import Shape
@@ -33,9 +33,9 @@ CONTEXT, REPEATS = 64, 12
 
 
 def choose(
-    target: Target, pieces: Sequence[TextPiece], *, num_tokens: int, small: Target | None = None
+    target: Target, pieces: Sequence[TextPiece], *, passes: Mapping[int, float], num_tokens: int
 ) -> list[dict[str, Any]]:
-    """All shapes that were tried, the best first, for so many tokens of training. A `small` model has its own layers.
+    """All shapes that were tried, the best first, for so many tokens of training.
 
     `pieces` are a first text: three quarters of it fit the starts, the last quarter measures them. Facts of each: `step_s`,
     seconds of a draft step; `accepted` by its start, along the target's text; `expected` after training; `speed_up` over the
@@ -43,26 +43,24 @@ def choose(
     """
     cut = max(1, 3 * len(pieces) // 4)
     texts, held = [piece.ids.tolist() for piece in pieces[:cut]], pieces[cut:] or pieces[:1]
-    passes = dict(zip(WIDTHS, _seconds(target.backend(target.model, None), WIDTHS), strict=True))
+    num = target.vocab_size
+    share = measuring.sums(pieces, num)
+    share /= share.sum()
     found = []
-    for shape in (
-        shapes(len(target.model.model.layers)) if small is None else [Shape(kept=0, own=len(small.model.model.layers))]
-    ):
-        draft = network.draft(target.model, shape) if small is None else small.model
-        if small is None:
-            start.fit(draft, target.quick, texts, shape)
-        num = min(target.vocab_size, int(draft.config.vocab_size))  # a small model may have other padding
-        share = measuring.sums(pieces, target.vocab_size)
-        share = share[:num] / share.sum()
+    for shape in shapes(len(target.model.model.layers)):
+        draft = network.draft(target.model, shape)
+        start.fit(draft, target.quick, texts, shape)
         draft.config.output_ids = None
         accepted = measuring.agreement(target.quick, draft, held)
         for tokens in (*(n for n in TOKENS if n < num / 2), None):
             ids = None if tokens is None else share.topk(tokens).indices.sort().values.tolist()
             draft.config.output_ids = ids
-            timed = target.backend(draft, shape) if small is None else small.backend(draft, None)
             covered = 1.0 if ids is None else float(share[ids].sum())
-            (step_s,) = _seconds(timed, (1,))
-            found.append(_judged(replace(shape, tokens=tokens), step_s, accepted * covered, passes, num_tokens))
+            (step_s,) = seconds(target.backend(draft, shape), (1,))
+            begun = accepted * covered
+            expected = max(begun, min(MOST, begun + PER_DOUBLING * math.log2(1 + num_tokens / WORTH)))
+            facts = {"shape": asdict(replace(shape, tokens=tokens)), "step_s": step_s, "accepted": begun}
+            found.append(facts | {"expected": expected} | predicted(expected, step_s, passes))
         draft.config.output_ids = None
     return sorted(found, key=lambda each: -each["speed_up"])
 
@@ -73,16 +71,22 @@ def shapes(num: int) -> list[Shape]:
     return [Shape(kept=k, own=own) for k in kept for own in (1, 2) if k + own < num]
 
 
-def _judged(shape: Shape, step_s: float, accepted: float, passes: Mapping[int, float], num_tokens: int) -> dict[str, Any]:
-    expected = max(accepted, min(MOST, accepted + PER_DOUBLING * math.log2(1 + num_tokens / WORTH)))
+def predicted(accepted: float, step_s: float, passes: Mapping[int, float]) -> dict[str, Any]:
+    """The `speed_up` over the target alone of a draft with this acceptance and step, at its best `length`; `passes` are seconds
+    of a pass by its rows."""
     seconds = {k: k * step_s + float(np.interp(k + 1, [*passes], [*passes.values()])) for k in LENGTHS}
-    speeds = {k: chain_tokens(expected, k) * passes[1] / seconds[k] for k in LENGTHS}
+    speeds = {k: chain_tokens(accepted, k) * passes[1] / seconds[k] for k in LENGTHS}
     length = max(LENGTHS, key=lambda k: speeds[k])
-    shape_step = {"shape": asdict(shape), "step_s": step_s}
-    return {**shape_step, "accepted": accepted, "expected": expected, "speed_up": speeds[length], "length": length}
+    return {"speed_up": speeds[length], "length": length}
 
 
-def _seconds(backend: Model, widths: tuple[int, ...]) -> list[float]:
+def pass_seconds(target: Target) -> dict[int, float]:
+    """Seconds of a pass of the target by its rows."""
+    served = target.writer if isinstance(target.writer, NativeModel) else target.backend(target.model, None)
+    return dict(zip(WIDTHS, seconds(served, WIDTHS), strict=True))
+
+
+def seconds(backend: Model, widths: tuple[int, ...]) -> list[float]:
     """Seconds of a pass of each width in rows, behind a short text."""
     cache = backend.new_cache()
     cache.extend([0] * CONTEXT, rows=1)

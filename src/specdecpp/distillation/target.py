@@ -46,6 +46,11 @@ class Target:
             )
         return model.requires_grad_(False)
 
+    @property
+    def config(self) -> Any:
+        """Its hyperparameters, for which no weights are read from a GGUF file."""
+        return self.source.skeleton.config if isinstance(self.source, GGUF) else self.model.config
+
     @cached_property
     def quick(self) -> Any:
         """The target with products in bfloat16, where those are quicker."""
@@ -119,7 +124,8 @@ class Begun:
         model = small.model
         check_same_tokenizer(target.tokenizer, small.tokenizer)
         common_vocabulary(target.source, small.source, num_tokens=max(target.tokenizer.get_vocab().values()) + 1)
-        shape = network.shape_of(model, target.model)
+        is_like = model.config.hidden_size == target.config.hidden_size
+        shape = network.shape_of(model, target.model) if is_like else None
         return cls(small, shape or Shape(kept=0, own=len(model.model.layers)))
 
     @property

@@ -10,6 +10,7 @@ a draft's step cheaper by what it need not read, cost little of its acceptance.
 Shapes: A rows (tokens of answers), S tokens that the draft can say.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,10 @@ SAVED_S = 60.0
 """Seconds between two writes of the state."""
 BLOCK = 32
 """Weights of a row that have a scale of their own in a file."""
+_TOGETHER = 8
+"""Pieces that are measured together."""
+_RECENT = 50
+"""Steps over which the acceptance is averaged."""
 _MIXED = 8
 """Shards whose pieces are mixed in an epoch."""
 _LEAST = 1e-9
@@ -53,54 +58,96 @@ def targets(pieces: Sequence[TextPiece], rows: Int[Tensor, " V"]) -> tuple[Float
 
 def overlap(logits: Float[Tensor, "A S"], p: Float[Tensor, "A TOP"], row: Int[Tensor, "A TOP"]) -> Float[Tensor, " A"]:
     """sum min(p, q) over the target's top tokens: 1 - TV but for the tail, and at most that."""
-    return torch.minimum(p, logits.log_softmax(-1).gather(-1, row).exp()).sum(-1)
+    return torch.minimum(p, _log_q(logits, row).exp()).sum(-1)
+
+
+def _log_q(logits: Float[Tensor, "A S"], row: Int[Tensor, "A TOP"]) -> Float[Tensor, "A TOP"]:
+    return logits.gather(-1, row) - logits.logsumexp(-1, keepdim=True)
+
+
+def served(
+    logits: Float[Tensor, "A S"], p: Float[Tensor, "A TOP"], row: Int[Tensor, "A TOP"], temperature: float
+) -> Float[Tensor, " 2A"]:
+    """The acceptance in each place as people will draw: greedily, and (but for temperature 0) at a temperature."""
+    greedy = ((logits.argmax(-1) == row[:, 0]) & (p[:, 0] > 0)).float()
+    if temperature == 0:
+        return greedy
+    flat = p ** (1 / temperature)
+    return torch.cat([greedy, overlap(logits / temperature, flat / flat.sum(-1, keepdim=True).clamp(min=_LEAST), row)])
 
 
 def divergence(logits: Float[Tensor, "A S"], p: Float[Tensor, "A TOP"], row: Int[Tensor, "A TOP"]) -> Float[Tensor, " A"]:
     """KL(p || q) over the top tokens that the draft can say and one bucket for all others."""
-    log_q = logits.log_softmax(-1).gather(-1, row)
+    log_q = _log_q(logits, row)
     rest_p = (1 - p.sum(-1)).clamp(min=_LEAST)
     rest_q = (1 - torch.where(p > 0, log_q.exp(), 0.0).sum(-1)).clamp(min=_LEAST)
     own = torch.where(p > 0, p * (p.clamp(min=_LEAST).log() - log_q), 0.0).sum(-1)
     return own + rest_p * (rest_p.log() - rest_q.log())
 
 
-def rounded(weight: Float[Tensor, "R C"], precision: Precision | None) -> Float[Tensor, "R C"]:
-    """The values that a file of this precision will have, to the bit; gradients pass as if they were the weight itself. Rows
-    that are not of whole blocks are stored in 16 bits and stay unchanged."""
-    if precision is None or weight.shape[-1] % BLOCK:
+class _Rounded(torch.autograd.Function):
+    """Weights rounded to the values of a file, in another type; gradients pass as if they were the weights themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, precision: Precision, dtype: torch.dtype) -> Tensor:
+        return rounded(weight, precision).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0].float(), None, None
+
+
+def rounded(weight: Float[Tensor, "R C"], precision: Precision) -> Float[Tensor, "R C"]:
+    """The values that a file of this precision will have, to the bit. Rows that are not of whole blocks are stored in 16 bits
+    and stay unchanged."""
+    if weight.shape[-1] % BLOCK:
         return weight
-    with torch.no_grad():
-        blocks = weight.reshape(-1, BLOCK)
-        low = blocks.amin(-1, keepdim=True)
-        is_q4 = precision is Precision.q4_1
-        step = (blocks.amax(-1, keepdim=True) - low) / 15 if is_q4 else blocks.abs().amax(-1, keepdim=True) / 127
-        inverse = torch.where(step == 0, 0.0, 1 / step)
-        scale = step.half().float()  # a file has it in two bytes
-        if is_q4:
-            code = (blocks - low).mul_(inverse).add_(0.5).floor_().clamp_(0, 15)
-            found = code.mul_(scale).add_(low.half().float())
-        else:
-            code = blocks * inverse
-            found = (code.sign() * (code.abs() + 0.5).floor()).mul_(scale)  # halves away from zero
-    return found.reshape(weight.shape) + (weight - weight.detach())
+    blocks = weight.reshape(-1, BLOCK)
+    if precision is Precision.q4_1:
+        low, high = blocks.aminmax(dim=-1, keepdim=True)
+        step = (high - low) / 15
+    else:
+        low, step = None, blocks.abs().amax(-1, keepdim=True) / 127
+    inverse = torch.where(step == 0, 0.0, 1 / step)
+    scale = step.half().float()  # a file has it in two bytes
+    if low is not None:
+        code = (blocks - low).mul_(inverse).add_(0.5).floor_().clamp_(0, 15)
+        found = code.mul_(scale).add_(low.half().float())
+    else:
+        code = blocks * inverse
+        found = (code.sign() * (code.abs() + 0.5).floor()).mul_(scale)  # halves away from zero
+    return found.reshape(weight.shape)
 
 
 def hidden(
-    tail: Any, pieces: Sequence[TextPiece], *, is_whole: bool = False, precision: Precision | None = None
+    tail: Any,
+    pieces: Sequence[TextPiece],
+    *,
+    is_whole: bool = False,
+    precision: Precision | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "A D"]:
     """Inputs of the draft's output layer for every token of the answers, from the states; `is_whole`: from the tokens.
-    Its layers compute with their weights as they are stored in `precision`."""
+    Its layers compute with their weights as they are stored in `precision`, in this type (None: in that of the weights)."""
     model = tail.model
-    named = ((name, p) for name, p in model.named_parameters() if name.startswith("layers.") and p.ndim == 2)
-    weights = {name: rounded(p, precision) for name, p in named}
+    own = ((name, p) for name, p in model.named_parameters() if name.startswith(("layers.", "norm.")))
+    weights = {name: _weight(p, precision, dtype) for name, p in own}
     device = model.norm.weight.device
     given = padded([piece.ids[:-1].tolist() for piece in pieces], device)
-    if not is_whole:
-        del given["input_ids"]
-        given["inputs_embeds"] = pad_sequence([piece.state.to(device, torch.float32) for piece in pieces], batch_first=True)
+    ids = given.pop("input_ids")
+    if is_whole:
+        states = model.embed_tokens(ids)
+    else:
+        states = pad_sequence([piece.state.to(device, torch.float32) for piece in pieces], batch_first=True)
+    given["inputs_embeds"] = states if dtype is None else states.to(dtype)
     found = functional_call(model, weights, kwargs={**given, "use_cache": False}).last_hidden_state
     return torch.cat([found[i, piece.num_prompt - 1 : len(piece.ids) - 1] for i, piece in enumerate(pieces)])
+
+
+def _weight(weight: Tensor, precision: Precision | None, dtype: torch.dtype | None) -> Tensor:
+    if precision is not None and weight.ndim == 2:
+        return _Rounded.apply(weight, precision, dtype or weight.dtype)
+    return weight if dtype is None else weight.to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +186,13 @@ class Trainer:
         *,
         is_whole: bool = False,
         precision: Precision | None = None,
+        temperature: float = 1.0,
     ):
         """`output` are the rows of the output layer that the draft has, `rows` their numbers by token (-1: none); `lengths` are
         those of each shard's pieces. `is_whole`: the draft reads tokens, as none of its layers is the target's. `precision`:
-        the type its layers are stored in."""
+        the type its layers are stored in. `temperature` is that of the answers that will be asked for, beside greedy ones."""
         self._tail, self._course, self._rows = tail, course, rows.to(output.device)
-        self._is_whole, self._precision = is_whole, precision
+        self._is_whole, self._precision, self._temperature = is_whole, precision, temperature
         self._is_half = is_fast_at_half(output.device)
         self._output = output.bfloat16() if self._is_half else output
         self._timetable = list(timetable(lengths, course))
@@ -153,29 +201,45 @@ class Trainer:
         for parameter in self.own:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
-        self._optimiser = torch.optim.AdamW(self.own, lr=course.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self._optimiser = torch.optim.AdamW(self.own, lr=course.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
-    def run(self, paths: Sequence[Path], folder: Path, asked: str, tell: Callable[[str], None]) -> None:
-        """Train to the end, from where a run before left off; its state is in `folder / STATE`."""
+    def run(
+        self,
+        paths: Sequence[Path],
+        folder: Path,
+        asked: str,
+        tell: Callable[[str], None],
+        *,
+        worth: Callable[[float], float] | None = None,
+        ends: bool = False,
+    ) -> None:
+        """Train to the end, from where a run before left off; its state is in `folder / STATE`. `worth` tells the speed
+        that a mean acceptance makes; a training that `ends` is left as it is."""
         origin = {"asked": asked, "steps": self.steps, "precision": self._precision and self._precision.value}
         self._restore(folder / STATE, origin)
         began = saved_at = perf_counter()
-        done, recent = 0, list[float]()
+        recent = list[float]()
+        for pieces in () if ends else self.batches(paths):
+            recent.append(self.learn(pieces))
+            now = perf_counter()
+            if now - saved_at > SAVED_S:
+                self._save(folder / STATE, origin)
+                saved_at = now
+            minutes = (now - began) / len(recent) * (self.steps - self.step) / 60
+            at = f"training {self.step / self.steps:.0%}: step {self.step:,} of {self.steps:,}"
+            gain = "" if worth is None else _prospects(recent, self.step, 3600 * len(recent) / (now - began), worth)
+            tell(f"{at}, acceptance {_mean(recent, len(recent)):.3f}, {minutes:,.0f} min left{gain}")
+        self._save(folder / STATE, origin)
+
+    def batches(self, paths: Sequence[Path]) -> Iterator[list[TextPiece]]:
+        """Pieces of each step that is left, from the files of the shards."""
+        done = 0
         for chosen, batches in self._timetable:
             left = batches[max(0, self.step - done) :]
             done += len(batches)
             held = [piece for i in chosen for piece in text.pieces(paths[i])] if left else []
             for batch in left:
-                recent.append(self.learn([held[i] for i in batch]))
-                now = perf_counter()
-                if now - saved_at > SAVED_S:
-                    self._save(folder / STATE, origin)
-                    saved_at = now
-                minutes = (now - began) / len(recent) * (self.steps - self.step) / 60
-                mean = sum(recent[-50:]) / len(recent[-50:])
-                at = f"training {self.step / self.steps:.0%}: step {self.step:,} of {self.steps:,}"
-                tell(f"{at}, acceptance at least {mean:.3f}, {minutes:,.0f} min left")
-        self._save(folder / STATE, origin)
+                yield [held[i] for i in batch]
 
     def learn(self, pieces: Sequence[TextPiece]) -> float:
         """One step; the acceptance before it."""
@@ -183,20 +247,29 @@ class Trainer:
         for group in self._optimiser.param_groups:
             group["lr"] = course.lr * rate(self.step, steps=self.steps, warmup=course.warmup, least=0.1)
         logits, of = self._logits(pieces), targets(pieces, self._rows)
-        with torch.set_grad_enabled(course.loss == "tv"):
-            accepted = overlap(logits, *of).mean()
-        loss = divergence(logits, *of).mean() if course.loss == "kl" else 1 - accepted
+        with torch.no_grad():
+            accepted = float(served(logits, *of, self._temperature).mean())
+        loss = divergence(logits, *of).mean() if course.loss == "kl" else 1 - overlap(logits, *of).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.own, 1.0)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        return float(accepted.detach())
+        return accepted
+
+    @torch.no_grad()
+    def accepted(self, pieces: Sequence[TextPiece]) -> float:
+        """Mean acceptance along the target's text (`served`)."""
+        some = sorted(pieces, key=lambda piece: len(piece.ids))
+        batches = [some[i : i + _TOGETHER] for i in range(0, len(some), _TOGETHER)]
+        found = [served(self._logits(batch), *targets(batch, self._rows), self._temperature) for batch in batches]
+        return float(torch.cat(found).mean())
 
     def _logits(self, pieces: Sequence[TextPiece]) -> Float[Tensor, "A S"]:
         """Logits of the tokens that the draft can say, in the place of every token of the answers."""
         with torch.autocast(self._output.device.type, torch.bfloat16, enabled=self._is_half):
-            found = hidden(self._tail, pieces, is_whole=self._is_whole, precision=self._precision)
+            dtype = torch.bfloat16 if self._is_half else None
+            found = hidden(self._tail, pieces, is_whole=self._is_whole, precision=self._precision, dtype=dtype)
             return (found.to(self._output.dtype) @ self._output.T).float()
 
     def _save(self, path: Path, origin: Mapping[str, Any]) -> None:
@@ -223,6 +296,23 @@ class Trainer:
             ) from error
         if found != dict(origin):
             raise DataError(f"{path} is of another training: {found} and not {dict(origin)}. Distil into another folder.")
+
+
+def _mean(values: Sequence[float], end: int) -> float:
+    """The mean of the last `_RECENT` before a place."""
+    some = values[max(0, end - _RECENT) : end]
+    return sum(some) / len(some)
+
+
+def _prospects(recent: Sequence[float], step: int, steps_an_hour: float, worth: Callable[[float], float]) -> str:
+    """What the draft is worth now, and after another hour if each doubling of the steps adds as much as the last one."""
+    now = _mean(recent, len(recent))
+    words = f"; stop now: {worth(now):.2f}x"
+    half = len(recent) - step // 2
+    if half < _RECENT:
+        return words
+    later = now + (now - _mean(recent, half)) * math.log2(1 + steps_an_hour / step)
+    return f"{words}, in one more hour: about {worth(min(1.0, later)):.2f}x"
 
 
 def own_weights(tail: Any) -> list[Tensor]:

@@ -1,0 +1,123 @@
+"""The number of a small model's layers to keep, by predicted tokens/s: each number is trained for minutes, and timed.
+
+    a few shards of the target's text -> each number of layers: trained on all of them but one, measured along that one
+    -> written as it will be, a draft step timed -> acceptance after the whole training, expected -> tokens/s -> the best
+
+What a doubling of the text adds shrinks as training goes on: of the gain of the trial's last doubling each further one is
+expected to bring `DECAY` of that before it (recipes/qwen_coder).
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdecpp.backends import Reduces
+from specdecpp.distillation import network, shapes, text
+from specdecpp.distillation.target import Target
+from specdecpp.distillation.training import Course, Trainer
+from specdecpp.loading import gguf_writing, vocabulary
+
+SHARDS = 3
+"""Shards of text that a trial reads, the last of them to measure."""
+DECAY = 0.75
+DEPTHS = (1.0, 0.84, 0.67, 0.5)
+"""Numbers of layers that are tried, as shares of all of them."""
+Tell = Callable[[str], None]
+
+
+def depths(num: int) -> list[int]:
+    """Numbers of layers to try of a model of so many, the most first."""
+    return sorted({max(1, round(share * num)) for share in DEPTHS}, reverse=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """Trials of numbers of a small model's layers. `paths` are the shards that they read, the last of them to measure; `rows`
+    the places of tokens among those that are trained (`Trainer`); `passes` seconds of the target's by their rows; `num_tokens`
+    those of the whole training, epochs included."""
+
+    target: Target
+    small: Target
+    paths: Sequence[Path]
+    course: Course
+    rows: torch.Tensor
+    passes: Mapping[int, float]
+    num_tokens: int
+    temperature: float
+    tell: Tell
+
+    def run(self, kept: Mapping[int, tuple[list[int], float]]) -> list[dict[str, Any]]:
+        """What is predicted of each number of layers, the best first; `kept` has its layers, and the acceptance so far.
+
+        Facts of each: `layers`; `accepted` without training, `trained` after the trial, `expected` after all of it; `step_s`,
+        seconds of a draft token; `speed_up` over the target alone at the best `length`.
+        """
+        found = [self._of(layers) | {"accepted": accepted} for _, (layers, accepted) in sorted(kept.items(), reverse=True)]
+        return sorted(found, key=lambda each: -each["speed_up"])
+
+    def _of(self, layers: list[int]) -> dict[str, Any]:
+        """Train a draft of these layers, and time it."""
+        shards = [list(text.pieces(path)) for path in self.paths]
+        held = shards.pop() if len(shards) > 1 else shards[0]
+        draft = network.of_layers(self.small.model, layers)
+        trainer = Trainer(
+            network.tail(draft, 0),
+            draft.lm_head.weight.detach()[(self.rows >= 0).nonzero()[:, 0].to(draft.device)],
+            self.rows,
+            [[(piece.num_prompt, len(piece.ids)) for piece in shard] for shard in shards],
+            replace(self.course, epochs=1),
+            is_whole=True,
+            precision=precision(self.target, draft),
+            temperature=self.temperature,
+        )
+        marks, tokens = list[tuple[int, float]](), 0
+        for pieces in trainer.batches(self.paths):
+            trainer.learn(pieces)
+            tokens += sum(piece.num_answer for piece in pieces)
+            if trainer.step in (trainer.steps // 2, trainer.steps):
+                marks.append((tokens, trainer.accepted(held)))
+            self.tell(f"trying {len(layers)} layers: step {trainer.step} of {trainer.steps}")
+        expected, step_s = _expected(marks, self.num_tokens), self._step_s(draft.requires_grad_(False))
+        facts = {"layers": layers, "trained": marks[-1][1], "expected": expected, "step_s": step_s}
+        return facts | {"step_over_pass": step_s / self.passes[1]} | shapes.predicted(expected, step_s, self.passes)
+
+    def _step_s(self, draft: Any) -> float:
+        """Seconds of a draft token as it would be served, from a file where it will be one."""
+        if (stored := precision(self.target, draft)) is None:
+            return min(vocabulary.draft_seconds(self.target.backend(draft, None))[0])
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "draft.gguf"
+            gguf_writing.write(draft, self.target.tokenizer, path, precision=stored)
+            served = Target(str(path), self.target.device).writer
+            if isinstance(served, Reduces) and served.vocab_size >= 2 * vocabulary.LISTED:
+                served = served.reduced(vocabulary.listed(self.target.tokenizer, vocabulary.LISTED))
+            return min(vocabulary.draft_seconds(served)[0])
+
+
+def precision(target: Target, draft: Any) -> gguf_writing.Precision | None:
+    """The type that a draft from a small model is stored in beside this target; None where it has no file."""
+    return None if gguf_writing.refusal(draft) else target.precision
+
+
+def _expected(marks: Sequence[tuple[int, float]], num_tokens: int) -> float:
+    """Acceptance after so many tokens, from that after some: (tokens, acceptance) in rising order."""
+    (few, first), (tokens, last) = marks[0], marks[-1]
+    doublings = max(0.0, math.log2(max(1.0, num_tokens / tokens)))
+    gain = max(0.0, last - first) / max(1.0, math.log2(tokens / few)) if len(marks) > 1 else 0.0
+    return max(last, min(shapes.MOST, last + gain * DECAY * (1 - DECAY**doublings) / (1 - DECAY)))
+
+
+def table(tried: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of a table of what was predicted."""
+    head = f"{'layers':>8}{'accepted':>10}{'trained':>9}{'expected':>10}{'step':>7}{'speed-up':>10}{'at':>4}"
+    lines = [
+        f"{len(one['layers']):>8}{one['accepted']:>10.3f}{one['trained']:>9.3f}{one['expected']:>10.3f}"
+        f"{one['step_over_pass']:>7.3f}{one['speed_up']:>10.2f}{one['length']:>4}"
+        for one in tried
+    ]
+    return [head, *lines]
