@@ -57,7 +57,8 @@ def test_a_name_is_an_order_and_of_several_the_first_is_taken(llama: Folders, gp
     assert type(loaded(llama, ("native", "eager", "lean")).target) is EagerModel
     told = loaded(llama, None).backends
     assert told.startswith(
-        "lean (not others: graphs: its weights are not on a GPU; native: its heads are 8 wide, not a multiple"
+        "lean (not others: graphs: its weights are not on a GPU; native-int8: its weights are not quantised (name a GGUF "
+        "file); native: its heads are 8 wide, not a multiple"
     )
 
 

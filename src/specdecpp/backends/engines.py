@@ -23,14 +23,12 @@ class Backend(NamedTuple):
 
     model: Any
     engine: type[Engine] | None = None
-    is_chosen: bool = True
-    """False for what is run only where it is named: it changes the model that is decoded."""
 
 
 BACKENDS = {
     "graphs": Backend(GraphModel, Device),
+    "native-int8": Backend(NativeModel, Native),
     "native": Backend(NativeModel, Native),
-    "native-int8": Backend(NativeModel, Native, is_chosen=False),
     "llama.cpp": Backend(LlamaCppModel),
     "lean": Backend(LeanModel),
     "eager": Backend(EagerModel),

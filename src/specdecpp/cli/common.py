@@ -60,7 +60,7 @@ BackendOption = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help="native, native-int8, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
+        help="native-int8, native, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
     ),
 ]
 PolicySpecs = Annotated[list[str] | None, typer.Option("--policy", metavar="SPEC", help="These instead of all; repeatable.")]

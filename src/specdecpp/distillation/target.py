@@ -107,7 +107,8 @@ class Target:
             layers = shape.layers(len(self.model.model.layers))
             names = [name for name, _ in model.named_parameters()]
             stored = {name: stored[_LAYER.sub(lambda at: f"{at[1]}{layers[int(at[2])]}.", name)] for name in names}
-        return NativeModel(model, stored=stored, probe=False)
+        activations = None if self.source.refusal("native-int8") else "int8"
+        return NativeModel(model, stored=stored, activations=activations, probe=False)
 
 
 @dataclass(frozen=True)

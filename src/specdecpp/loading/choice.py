@@ -40,7 +40,7 @@ def choose(
     is_order = kinds is not None and len(kinds) == 1
     models = (target,) if draft is None else (target, draft)
     refused: dict[str, None] = {}
-    for kind in kinds or [kind for kind, backend in BACKENDS.items() if backend.is_chosen]:
+    for kind in kinds or BACKENDS:
         own = [(model, _kind(model, kind, is_order=is_order, is_draft=model is draft)) for model in models]
         first, last = own[0][1], own[-1][1]
         name = first if first == last else f"{first} with {last} for the draft"
@@ -48,7 +48,7 @@ def choose(
             _check(own, is_order=is_order)
             made = [model.backend(kind, vocab_size=vocab_size) for model, kind in own]
         except BackendError as error:
-            refused[f"{name}: {str(error).rstrip('.')}"] = None
+            refused[f"{first if kind == 'native-int8' else name}: {str(error).rstrip('.')}"] = None
         else:
             why = "as asked" if is_order else f"not others: {'; '.join(refused)}" if refused else "the first choice"
             if isinstance(made[0], NativeModel) and torch.get_num_threads() > 1:

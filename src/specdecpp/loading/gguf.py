@@ -1,6 +1,6 @@
 """A GGUF file as one model of a pair, and the backends it can have.
 
-    GGUF -> .backend(kind): native, native-int8 (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
+    GGUF -> .backend(kind): native-int8, native (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
 
 Files of the architectures in `gguf_reading.FAMILIES` need nothing but the file; those of others are run by llama.cpp where
 llama-cpp-python is installed.

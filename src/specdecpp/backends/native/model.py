@@ -1,8 +1,8 @@
 """Known families on a CPU: a pass is one call of compiled code, which reads every weight once for all rows.
 
 Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks. Sums are in float32; where the
-processor has products of whole numbers, what is multiplied with quantised blocks is rounded to 16 bits first, which changes a
-logit by 1e-4 of its size, as another order of summing does. The bits of a row do not depend on the other rows of a pass.
+processor has products of whole numbers, what is multiplied with quantised blocks is rounded first: to 16 bits, which changes a
+logit by 1e-4 of its size, as another order of summing does, or to 8 bits. The bits of a row do not depend on the other rows.
 """
 
 import ctypes
@@ -134,8 +134,8 @@ class NativeModel:
     may then be on the meta device; without `probe` a `families.Sketch` will do for the model.
 
     `activations` say how what is multiplied with quantised weights is rounded: "int16" (the default where the processor has
-    products of whole numbers), "float32" not at all, "int8" to bytes as llama.cpp does: quicker with many rows, and another
-    model by some per cent (`probe.gap`), whose distribution is then decoded exactly.
+    products of whole numbers), "float32" not at all, "int8" to bytes as llama.cpp does: quicker with many rows, and as far from
+    float32 as bfloat16 is (docs/how-it-works.md). Whichever it is, its distribution is then decoded exactly.
 
     Raises `BackendError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
     those of transformers.
