@@ -50,7 +50,7 @@ def plan_of(folder: Path, out: Path, **more) -> DistilPlan:
         "tokens": 3000,
         "sampling": Sampling(temperature=0.8),
         "shape": Shape(kept=1, own=1, tokens=40),
-        "course": Course(epochs=2, rows=128),
+        "course": Course(epochs=2, rows=128, lr=1e-3),
         "max_tokens": 12,
     }
     return DistilPlan(**(asked | more))

@@ -27,7 +27,7 @@ def distil(
         list[str] | None,
         typer.Option("--prompt", metavar="NAME", help="How a row becomes a prompt: alpaca, gsm8k, humaneval, text, field:X."),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="How long, but for the head and the check.")] = None,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="How long, but for trials, head and check.")] = None,
     tokens: Annotated[int | None, typer.Option(metavar="N", help="Or: how much the target writes.")] = None,
     layers: Annotated[
         str | None,
@@ -43,7 +43,9 @@ def distil(
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The most tokens per answer.")] = 256,
     epochs: Annotated[int, typer.Option(metavar="N", help="How often the text is read.")] = 3,
     loss: Annotated[Literal["kl", "tv"], typer.Option(metavar="NAME", help="kl, or tv to end with.")] = "kl",
-    lr: Annotated[float, typer.Option(metavar="X", help="The highest learning rate.")] = 1e-3,
+    lr: Annotated[
+        float | None, typer.Option(metavar="X", help="The highest learning rate.  [default: 0.001; 0.00002 with a small model]")
+    ] = None,
     end: Annotated[bool, typer.Option("--end", help="Train no further: make the draft of what there is.")] = False,
     head: Annotated[bool, typer.Option(help="A head for it too, and a check of the pair.")] = True,
     licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,

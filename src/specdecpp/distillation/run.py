@@ -26,7 +26,7 @@ from specdecpp.distillation import measuring, network, pruning, saving, shapes, 
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Begun, Target
 from specdecpp.distillation.text import TextPiece
-from specdecpp.distillation.training import STATE, Course, Length, Trainer
+from specdecpp.distillation.training import LR, LR_SMALL, STATE, Course, Length, Trainer
 from specdecpp.errors import BackendError, DataError
 from specdecpp.loading import vocabulary
 from specdecpp.loading.pair import Pair, short_name
@@ -58,7 +58,7 @@ class DistilPlan:
     sources: tuple[Source, ...]
     out: Path
     minutes: float | None = None
-    """The budget but for the head and the check; either this or `tokens`."""
+    """The budget but for trials of layers, the head and the check; either this or `tokens`."""
     tokens: int | None = None
     """The budget in tokens that the target writes."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -169,7 +169,7 @@ class _Run:
                 "sampling": asdict(plan.sampling),
                 "tokens": sum(whole - prompt for shard in lengths for prompt, whole in shard),
             },
-            "training": {"steps": trainer.step, **asdict(plan.course)},
+            "training": {"steps": trainer.step, **asdict(self._course)},
             "acceptance": {source: {k: round(v, 4) for k, v in by.items()} for source, by in found.items()},
             "versions": versions("torch"),
         }
@@ -183,6 +183,11 @@ class _Run:
         found = writing.answered(self._target, prompts, sampling, max_tokens=most, layer=layer, seed=seed)
         is_small = self._begun is not None and self._begun.is_small
         return [replace(piece, state=piece.state[:, :0]) for piece in found] if is_small else found  # which reads tokens
+
+    @property
+    def _course(self) -> Course:
+        is_small = self._begun is not None and self._begun.is_small
+        return replace(self._plan.course, lr=self._plan.course.lr or (LR_SMALL if is_small else LR))
 
     def _paths(self, num: int) -> list[Path]:
         return [self._plan.out / TEXT / f"text-{i:05d}.safetensors" for i in range(num)]
@@ -256,7 +261,7 @@ class _Run:
             target=self._target,
             small=small,
             paths=paths,
-            course=plan.course,
+            course=self._course,
             rows=self._rows(small.model),
             passes=passes,
             num_tokens=num_tokens,
@@ -333,7 +338,9 @@ class _Run:
         own = network.tail(draft, shape.kept)
         temperature = plan.sampling.temperature
         whole = not shape.kept
-        trainer = Trainer(own, output, rows, lengths, plan.course, is_whole=whole, precision=precision, temperature=temperature)
+        trainer = Trainer(
+            own, output, rows, lengths, self._course, is_whole=whole, precision=precision, temperature=temperature
+        )
         trainer.run(paths, plan.out, asked, self._tell, worth=self._worth(), ends=plan.ends)
         return draft.requires_grad_(False), trainer
 

@@ -36,6 +36,7 @@ Loss = Literal["kl", "tv"]
 Length = tuple[int, int]
 """Lengths of a piece in tokens: its prompt, and prompt and answer."""
 STATE = "training.pt"
+LR, LR_SMALL = 1e-3, 2e-5
 SAVED_S = 60.0
 """Seconds between two writes of the state."""
 BLOCK = 32
@@ -158,8 +159,8 @@ class Course:
     loss: Loss = "kl"
     rows: int = 512
     """Tokens of answers in a batch."""
-    lr: float = 1e-3
-    """The highest learning rate."""
+    lr: float | None = None
+    """The highest learning rate; None: `LR`, and `LR_SMALL` where the layers are those of a small model, which knows a lot."""
     warmup: float = 0.03
     """Share of the steps in which the learning rate rises; a cosine follows."""
     seed: int = 0
@@ -167,7 +168,7 @@ class Course:
     def __post_init__(self) -> None:
         if self.loss not in ("kl", "tv"):
             raise ValueError(f"loss is kl or tv, got {self.loss!r}")
-        if min(self.epochs, self.rows) < 1 or not self.lr > 0 or not 0 <= self.warmup < 1 or self.seed < 0:
+        if min(self.epochs, self.rows) < 1 or not (self.lr is None or self.lr > 0) or not 0 <= self.warmup < 1 or self.seed < 0:
             raise ValueError(
                 f"epochs and rows must be at least 1, lr positive, warmup in [0, 1) and seed not negative, got {self}"
             )
@@ -201,7 +202,7 @@ class Trainer:
         for parameter in self.own:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
-        self._optimiser = torch.optim.AdamW(self.own, lr=course.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        self._optimiser = torch.optim.AdamW(self.own, lr=course.lr or LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
     def run(
         self,
@@ -245,7 +246,7 @@ class Trainer:
         """One step; the acceptance before it."""
         course = self._course
         for group in self._optimiser.param_groups:
-            group["lr"] = course.lr * rate(self.step, steps=self.steps, warmup=course.warmup, least=0.1)
+            group["lr"] = (course.lr or LR) * rate(self.step, steps=self.steps, warmup=course.warmup, least=0.1)
         logits, of = self._logits(pieces), targets(pieces, self._rows)
         with torch.no_grad():
             accepted = float(served(logits, *of, self._temperature).mean())

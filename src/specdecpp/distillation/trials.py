@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from specdecpp.backends import Reduces
+from specdecpp.backends import Model, Reduces
 from specdecpp.distillation import network, shapes, text
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.training import Course, Trainer
@@ -52,13 +53,12 @@ class Trials:
     tell: Tell
 
     def run(self, kept: Mapping[int, tuple[list[int], float]]) -> list[dict[str, Any]]:
-        """What is predicted of each number of layers, the best first; `kept` has its layers, and the acceptance so far.
+        """Predictions for each number of layers, the best first; `kept` has the layers.
 
         Facts of each: `layers`; `accepted` without training, `trained` after the trial, `expected` after all of it; `step_s`,
         seconds of a draft token; `speed_up` over the target alone at the best `length`.
         """
-        found = [self._of(layers) | {"accepted": accepted} for _, (layers, accepted) in sorted(kept.items(), reverse=True)]
-        return sorted(found, key=lambda each: -each["speed_up"])
+        return sorted((self._of(layers) for layers, _ in kept.values()), key=lambda each: -each["speed_up"])
 
     def _of(self, layers: list[int]) -> dict[str, Any]:
         """Train a draft of these layers, and time it."""
@@ -75,7 +75,7 @@ class Trials:
             precision=precision(self.target, draft),
             temperature=self.temperature,
         )
-        marks, tokens = list[tuple[int, float]](), 0
+        before, marks, tokens = trainer.accepted(held), list[tuple[int, float]](), 0
         for pieces in trainer.batches(self.paths):
             trainer.learn(pieces)
             tokens += sum(piece.num_answer for piece in pieces)
@@ -83,20 +83,26 @@ class Trials:
                 marks.append((tokens, trainer.accepted(held)))
             self.tell(f"trying {len(layers)} layers: step {trainer.step} of {trainer.steps}")
         expected, step_s = _expected(marks, self.num_tokens), self._step_s(draft.requires_grad_(False))
-        facts = {"layers": layers, "trained": marks[-1][1], "expected": expected, "step_s": step_s}
+        facts = {"layers": layers, "accepted": before, "trained": marks[-1][1], "expected": expected, "step_s": step_s}
         return facts | {"step_over_pass": step_s / self.passes[1]} | shapes.predicted(expected, step_s, self.passes)
 
     def _step_s(self, draft: Any) -> float:
         """Seconds of a draft token as it would be served, from a file where it will be one."""
         if (stored := precision(self.target, draft)) is None:
-            return min(vocabulary.draft_seconds(self.target.backend(draft, None))[0])
+            return self._timed(self.target.backend(draft, None))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "draft.gguf"
             gguf_writing.write(draft, self.target.tokenizer, path, precision=stored)
             served = Target(str(path), self.target.device).writer
             if isinstance(served, Reduces) and served.vocab_size >= 2 * vocabulary.LISTED:
                 served = served.reduced(vocabulary.listed(self.target.tokenizer, vocabulary.LISTED))
-            return min(vocabulary.draft_seconds(served)[0])
+            return self._timed(served)
+
+    def _timed(self, served: Model) -> float:
+        """Seconds of a draft token while passes take what `passes` say: a machine has quick minutes and slow ones."""
+        (times,) = vocabulary.step_seconds(self.target.writer, served)
+        draft_s, pass_s = map(min, zip(*times, strict=True))
+        return draft_s / pass_s * float(np.interp(vocabulary.NUM + 1, [*self.passes], [*self.passes.values()]))
 
 
 def precision(target: Target, draft: Any) -> gguf_writing.Precision | None:

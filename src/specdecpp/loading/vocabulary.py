@@ -79,17 +79,17 @@ def _share(draft: Any, some: Any, facts: dict[str, Any]) -> float:
     except (KeyError, TypeError, ValueError):
         pass
     log.info("timing a draft token with a reduced vocabulary")
-    by_draft = draft_seconds(draft, some)
+    by_draft = [[draft_s for draft_s, _ in times] for times in step_seconds(draft, draft, some)]
     whole_s, some_s = map(min, by_draft)
     cache_dir.remember("vocabulary", facts, {"share": some_s / whole_s}, is_steady=cache_dir.is_steady(by_draft))
     return some_s / whole_s
 
 
-def draft_seconds(*drafts: Any) -> list[list[float]]:
-    """Seconds of a draft token, several times, of each of some drafts over the same weights, in turns."""
-    sessions = [_session(drafts[0], one) for one in drafts]
-    times = [[session.step().draft_s / NUM for session in sessions] for _ in range(WARM + TIMED)]
-    return [[*column] for column in zip(*times[WARM:], strict=True)]
+def step_seconds(target: Model, *drafts: Any) -> list[list[tuple[float, float]]]:
+    """Seconds of a draft token and of a pass of the target over NUM + 1 rows, several times for each draft, in turns."""
+    sessions = [_session(target, one) for one in drafts]
+    steps = [[session.step() for session in sessions] for _ in range(WARM + TIMED)]
+    return [[(step.draft_s / NUM, step.verify_s) for step in column] for column in zip(*steps[WARM:], strict=True)]
 
 
 def _session(target: Model, draft: Model) -> Session:
