@@ -109,6 +109,8 @@ def test_a_training_that_ends_early_makes_a_draft_and_goes_on(
     """Catches a draft of other weights than those so far, a training that is lost or begins anew, a head of a passing draft."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     monkeypatch.setattr(training, "SAVED_S", 0.0)
+    with pytest.raises(DataError, match="nothing has been trained"):
+        distil(plan(folder, whole, ends=True))
     distil(plan(folder, whole))
     with pytest.raises(Killed):
         distil(plan(folder, out), tell=killing_at("training 5"))

@@ -46,7 +46,7 @@ FITTED = 2
 WRITING = 0.55
 """The share of a budget in minutes that the target writes for; the rest is for training."""
 GREEDY = Sampling(temperature=0.0)
-"""How the target writes every second group of shards: people use greedy answers and drawn ones."""
+"""Sampling of every second group of shards: people use greedy answers and drawn ones."""
 Tell = Callable[[str], None]
 
 
@@ -145,6 +145,8 @@ class _Run:
     def card(self) -> dict[str, Any]:
         """Make the draft and measure it; all that is known of it."""
         plan, target, begun = self._plan, self._target, self._begun
+        if plan.ends and not (plan.out / STATE).exists():
+            raise DataError(f"nothing has been trained in {plan.out} yet, so there is no draft to make of it. Leave --end out.")
         asked = self._asked()
         shape, num_shards, layers = self._settled(asked)
         paths = self._paths(num_shards)
@@ -268,7 +270,7 @@ class _Run:
             temperature=plan.sampling.temperature,
             tell=self._tell,
         )
-        found = asked.run({n: kept[n] for n in wanted})
+        found = asked.run([kept[n][0] for n in wanted])
         for line in trials.table(found):
             self._say(line)
         return found
@@ -284,11 +286,7 @@ class _Run:
     def _rows(self, small: Any) -> torch.Tensor:
         """Places of the tokens that a small model is trained on [V], -1 for others: most of a large vocabulary never occurs."""
         num = min(self._target.vocab_size, int(small.config.vocab_size))  # it may have other padding
-        ids = (
-            vocabulary.listed(self._target.tokenizer, min(num, vocabulary.LISTED))
-            if num >= 2 * vocabulary.LISTED
-            else range(num)
-        )
+        ids = vocabulary.listed(self._target.tokenizer, vocabulary.LISTED) if vocabulary.is_large(num) else range(num)
         return _rows(self._target.vocab_size, torch.tensor([*ids]))
 
     def _write(self, paths: Sequence[Path], layer: int) -> None:

@@ -306,7 +306,7 @@ def _mean(values: Sequence[float], end: int) -> float:
 
 
 def _prospects(recent: Sequence[float], step: int, steps_an_hour: float, worth: Callable[[float], float]) -> str:
-    """What the draft is worth now, and after another hour if each doubling of the steps adds as much as the last one."""
+    """Worth of the draft now, and after another hour if each doubling of the steps adds as much as the last one."""
     now = _mean(recent, len(recent))
     words = f"; stop now: {worth(now):.2f}x"
     half = len(recent) - step // 2

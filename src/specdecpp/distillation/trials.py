@@ -3,8 +3,8 @@
     a few shards of the target's text -> each number of layers: trained on all of them but one, measured along that one
     -> written as it will be, a draft step timed -> acceptance after the whole training, expected -> tokens/s -> the best
 
-What a doubling of the text adds shrinks as training goes on: of the gain of the trial's last doubling each further one is
-expected to bring `DECAY` of that before it (recipes/qwen_coder).
+What a doubling of the text adds shrinks as training goes on: from the gain of the trial's last doubling on, each is expected to
+bring `DECAY` of the one before it. That is an assumption, the same for all numbers of layers.
 """
 
 import math
@@ -52,13 +52,13 @@ class Trials:
     temperature: float
     tell: Tell
 
-    def run(self, kept: Mapping[int, tuple[list[int], float]]) -> list[dict[str, Any]]:
-        """Predictions for each number of layers, the best first; `kept` has the layers.
+    def run(self, candidates: Sequence[list[int]]) -> list[dict[str, Any]]:
+        """Predictions for drafts of these layers, the best first.
 
         Facts of each: `layers`; `accepted` without training, `trained` after the trial, `expected` after all of it; `step_s`,
         seconds of a draft token; `speed_up` over the target alone at the best `length`.
         """
-        return sorted((self._of(layers) for layers, _ in kept.values()), key=lambda each: -each["speed_up"])
+        return sorted(map(self._of, candidates), key=lambda each: -each["speed_up"])
 
     def _of(self, layers: list[int]) -> dict[str, Any]:
         """Train a draft of these layers, and time it."""
@@ -94,7 +94,7 @@ class Trials:
             path = Path(folder) / "draft.gguf"
             gguf_writing.write(draft, self.target.tokenizer, path, precision=stored)
             served = Target(str(path), self.target.device).writer
-            if isinstance(served, Reduces) and served.vocab_size >= 2 * vocabulary.LISTED:
+            if isinstance(served, Reduces) and vocabulary.is_large(served.vocab_size):
                 served = served.reduced(vocabulary.listed(self.target.tokenizer, vocabulary.LISTED))
             return self._timed(served)
 

@@ -69,7 +69,12 @@ def listed(tokenizer: Any, num: int) -> list[int]:
 def _may_be(draft: Any) -> bool:
     """True where there may be something to win."""
     known = getattr(draft, "output_ids", None)
-    return isinstance(draft, Reduces) and known is None and getattr(draft, "vocab_size", 0) >= 2 * LISTED
+    return isinstance(draft, Reduces) and known is None and is_large(getattr(draft, "vocab_size", 0))
+
+
+def is_large(num: int) -> bool:
+    """True for a vocabulary of which the list is half at most."""
+    return num >= 2 * LISTED
 
 
 def _share(draft: Any, some: Any, facts: dict[str, Any]) -> float:
