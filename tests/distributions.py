@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from specdecpp import step
 from specdecpp.backends import Cache
 from specdecpp.detokenize import Detokenizer
+from specdecpp.grammar import Matcher, restricted
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.protocol import decide
@@ -71,6 +72,7 @@ class Request:
     costs: Costs = Costs(draft_s=0.25, passes={1: 1.0, 2: 1.0, 5: 1.3})  # noqa: RUF009 (frozen)
     tail: int | None = None
     lossless: bool = True
+    grammar: Matcher | None = None
 
     def session(self, policy: Policy, verification: Verification, coins: tuple[Randomness, Randomness]) -> Session:
         return Session(
@@ -87,6 +89,7 @@ class Request:
             costs=self.costs,
             tail=self.tail,
             lossless=self.lossless,
+            grammar=None if self.grammar is None else self.grammar.fork(),
         )
 
     def distribution(
@@ -108,20 +111,27 @@ class Request:
         distribution: Distribution = {}
         longest = self.target.max_length or float("inf")
 
-        def walk(tokens: tuple[int, ...], probability: float) -> None:
+        def walk(tokens: tuple[int, ...], probability: float, matcher: Matcher | None) -> None:
             new = tokens[len(self.prompt) :]
             if new and new[-1] in self.ends:
                 distribution[new, "eos"] = probability
+            elif matcher is not None and matcher.is_over:
+                distribution[new, "grammar"] = probability
             elif len(new) == self.max_tokens or len(tokens) == longest:
                 distribution[new, "length"] = probability
             else:
                 seen = torch.tensor([t in tokens for t in range(self.target.vocab_size)])
-                p = probabilities(self.target.distribution(tokens).log(), self.sampling, seen)
+                logits = self.target.distribution(tokens).log()
+                logits = logits if matcher is None else restricted(logits, matcher.allowed())
+                p = probabilities(logits, self.sampling, seen)
                 for token, chance in enumerate(p.tolist()):
                     if chance > 0:
-                        walk((*tokens, token), probability * chance)
+                        after = matcher and matcher.fork()
+                        if after is not None:
+                            after.push(token)
+                        walk((*tokens, token), probability * chance, after)
 
-        walk(self.prompt, 1.0)
+        walk(self.prompt, 1.0, self.grammar)
         return distribution
 
 

@@ -13,6 +13,7 @@ from specdecpp.backends.kept import Kept
 from specdecpp.detokenize import Detokenizer
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError, UnsoundError
+from specdecpp.grammar import Grammar, grammar_of
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.memory import Memory
@@ -40,6 +41,8 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str]
     seed: int | None
     ignore_eos: bool
+    grammar: Grammar | str | None
+    json_schema: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,9 @@ class Decoder:
         """Set up a request without running it: a session to `prefill` and `step`. The first may measure what steps cost.
 
         Defaults: max_tokens=256, no stop strings, a fresh seed; sampling as the target's generation config asks for it, and
-        where that says nothing temperature 1 and every token kept (`sampling_of`). Raises ValueError for a value out of range,
+        where that says nothing temperature 1 and every token kept (`sampling_of`); any text. With `json_schema` (a dict, a bool
+        or a text) or `grammar` (a `Grammar`, or rules in llguidance's dialect of Lark) the answer has the target's distribution
+        under these, and ends with them. Raises ValueError for a value out of range, and a grammar that cannot be compiled,
         `PromptError` for what is no prompt, is empty or too long, `UnsoundError` for sampling under `GreedyVerification`.
         """
         unknown = set(options) - set(Options.__annotations__)
@@ -134,6 +139,11 @@ class Decoder:
     def _session(self, ids: list[int], target: Any, draft: Any, sampling: Sampling, options: Options) -> Session:
         seed, max_tokens = options.get("seed"), whole("max_tokens", options.get("max_tokens", 256))
         costs = self.memory.running_costs() if seed is None else self.costs
+        grammar, matcher = grammar_of(options.get("grammar"), options.get("json_schema")), None
+        if grammar is not None:
+            pair = self.pair
+            matcher = grammar.matcher(pair.tokenizer, vocab_size=pair.target.vocab_size, ends=pair.ends)
+        is_apart = seed is not None or matcher is not None  # text under a grammar teaches nothing about other text
         if seed is not None and getattr(draft, "num_skipped", 0):
             draft = self.pair.draft.new_cache()  # what it has left out depends on the requests before
         return Session(
@@ -148,10 +158,11 @@ class Decoder:
             randomness=streams(seed, draw=self.pair.draft.draw if isinstance(self.pair.draft, Draws) else None),
             ends=() if options.get("ignore_eos") else self.pair.ends,
             detokenizer=Detokenizer(self.pair.tokenizer, options.get("stop", ())),
-            costs=costs,
+            costs=costs if matcher is None or not isinstance(costs, CostClock) else costs.now,
             tail=costs.now.worth_reading(max_tokens) if isinstance(costs, CostClock) else None,
-            experience=self.memory.practised(sampling) if seed is not None else self.memory.experience(sampling),
+            experience=self.memory.practised(sampling) if is_apart else self.memory.experience(sampling),
             kept=self.pair.kept if self.reuses else None,
+            grammar=matcher,
         )
 
     def sampling_of(self, **options: Unpack[Options]) -> Sampling:

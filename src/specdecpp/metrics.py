@@ -12,7 +12,8 @@ from typing import Any, Literal
 from specdecpp.policies import Costs, Stop
 
 Origin = Literal["accepted", "correction", "bonus"]
-FinishReason = Literal["eos", "stop", "length"]
+FinishReason = Literal["eos", "stop", "length", "grammar"]
+"""End of text, a stop string, no room for more tokens, or a grammar that nothing can follow."""
 _SUMMED = ("tv", "draft_s", "verify_s", "head_s", "other_s", "forward_s")
 _RATES = ("num_spec_tokens", "mean_tv", "elapsed_s", "tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate")
 _RATES += ("discard_rate", "verification_rate")

@@ -17,6 +17,7 @@ from specdecpp.backends.kept import Kept
 from specdecpp.costs.curve import is_switch
 from specdecpp.detokenize import Detokenizer
 from specdecpp.errors import PromptError
+from specdecpp.grammar import Matcher
 from specdecpp.metrics import FinishReason, Origin, Piece, Step
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.learning import Experience
@@ -38,6 +39,7 @@ class Session:
     `ends`             ids that end the text
     `costs`            costs of a step; a `CostClock` follows the clock, so stops then depend on times, as with `experience`
     `tail`             tokens at the end of the text that a draft which can skip (`backends.Skips`) reads when first asked
+    `grammar`          what the answer may be, as far as its beginning (`grammar.Grammar.matcher`)
 
     Raises `PromptError` for an empty prompt or one longer than the target's context, `UnsoundError` for temperature 0 under a
     verification that needs q, and for one that changes the distribution without lossless=False. `watch`, where it is set, sees
@@ -62,6 +64,7 @@ class Session:
         lossless: bool = True,
         kept: Kept | None = None,
         tail: int | None = None,
+        grammar: Matcher | None = None,
     ):
         check_request(
             policy,
@@ -71,6 +74,8 @@ class Session:
             has_costs=costs is not None,
             lossless=lossless,
         )
+        if grammar is not None and policy.engine() is not None:
+            raise ValueError(f"{type(policy).__name__} drafts trees, which follow no grammar. Use a rule for chains with it.")
         _check_prompt(prompt, max_tokens=max_tokens, max_length=target.max_length)
         self.target, self.draft = target, draft
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
@@ -106,6 +111,7 @@ class Session:
             randomness=randomness,
             ends=self.ends,
             seen=self._seen,
+            grammar=grammar,
         )
         self.engine = engine_for(self._request)
         self._uniforms = [stream for stream in randomness if isinstance(stream, Uniforms)]
@@ -269,11 +275,20 @@ class Session:
             text, is_stopped = self._detokenizer.push(token)
         if is_stopped:
             self.finish_reason = "stop"
+        elif self.finish_reason is None and self._ends_grammar(token):
+            self.finish_reason = "grammar"
         elif self.finish_reason is None and self.num_tokens_left <= 0:
             self.finish_reason = "length"
-        if self._detokenizer and self.finish_reason in ("eos", "length"):
+        if self._detokenizer and self.finish_reason in ("eos", "length", "grammar"):
             text += self._detokenizer.flush()
         return text
+
+    def _ends_grammar(self, token: int) -> bool:
+        """Take a token into the grammar, and tell whether nothing can follow it."""
+        if (grammar := self._request.grammar) is None:
+            return False
+        grammar.push(token)
+        return grammar.is_over
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

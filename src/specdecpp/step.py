@@ -23,8 +23,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from specdecpp.backends.base import Cache
+from specdecpp.grammar import Matcher, allowed_rows, restricted
 from specdecpp.head import features
 from specdecpp.policies import Costs, Policy, Stop
+from specdecpp.policies.head import judge_of
 from specdecpp.policies.protocol import END_OF_TEXT, LIMIT, Decision
 from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
 from specdecpp.verify import Verdict, Verification
@@ -33,13 +35,16 @@ if TYPE_CHECKING:
     from specdecpp.drafters.copying import Copied
     from specdecpp.scheduler import Reading
 
+NOT_SCORED = Stop("the draft scores none of the allowed tokens")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, weakref_slot=True, slots=True)
 class Request:
     """Constants of a request in all its steps: its two caches, and how it is decoded.
 
     `randomness` are two independent streams, to draft and to verify. `ends` are the ids after which nothing follows. `seen`
-    marks the tokens of the context where a repetition penalty needs them; whoever commits tokens marks them.
+    marks the tokens of the context where a repetition penalty needs them, and `grammar` stands behind the answer so far where
+    it has one; whoever commits tokens tells both.
     """
 
     target: Cache
@@ -50,6 +55,7 @@ class Request:
     randomness: tuple[Randomness, Randomness]
     ends: Collection[int] = ()
     seen: Bool[Tensor, " V"] | None = None
+    grammar: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,8 @@ class Rows:
     """The distributions of a step of K draft tokens, in float32 or better.
 
     `q` are those that the draft tokens were drawn from, under greedy drafting softmaxes at temperature 1. `logits` are the
-    target's own; row i is of the i-th token that came out. `seen` are the contexts of the rows, for a repetition penalty.
+    target's own, without what a grammar forbids; row i is of the i-th token that came out. `seen` are the contexts of the
+    rows, for a repetition penalty.
     """
 
     q: Float[Tensor, "K V"]
@@ -229,6 +236,17 @@ class Draft:
         self.q.append(q)
         self._logits.append(logits)
 
+    def force(self, token: int, request: Request) -> None:
+        """Add the only token that may follow: q is one-hot, and nobody need judge it."""
+        certain = torch.zeros(request.draft.vocab_size, device=request.draft.device)
+        certain[token] = 1.0
+        if request.sampling.is_greedy:
+            self.append(token, logits=certain.log())
+        else:
+            self.append(token, q=certain)
+        if judge_of(request.policy) is not None:
+            self.judged.append(1.0)
+
     def draw(
         self, logits: Float[Tensor, " V"], sampling: Sampling, randomness: Randomness, seen: Bool[Tensor, " V"] | None
     ) -> int:
@@ -306,7 +324,21 @@ def propose(plan: Plan) -> Draft:
     unread = plan.tokens[request.draft.length :]
     request.draft.settle(unread)
     seen = None if request.seen is None else request.seen.to(request.draft.device, copy=True)
-    while draft.num_tokens < decision.limit:
+    grammar = None if request.grammar is None else request.grammar.fork()
+    num_forced = 0
+    while True:
+        if grammar is not None:
+            forced = _forced(draft, grammar, plan)
+            unread, num_forced = [*unread, *forced], num_forced + len(forced)
+            if seen is not None:
+                seen[forced] = True
+            if grammar.is_over:
+                draft.stop = END_OF_TEXT
+                break
+        if draft.num_tokens >= decision.limit and draft.num_tokens >= min(decision.limit + num_forced, decision.room):
+            break
+        if draft.num_tokens and not decision.may_draft:
+            break
         if stop := decision.stop(draft):
             draft.stop = stop
             if policy.drops_last and draft.num_tokens:
@@ -317,7 +349,11 @@ def propose(plan: Plan) -> Draft:
         draft.forward_s += perf_counter() - started
         if draft.num_tokens and not policy.looks_ahead:
             draft.judge(policy, hidden[0])
-        token = draft.draw(logits[0], request.sampling, request.randomness[0], seen)
+        row = logits[0]
+        if grammar is not None and (row := restricted(row, grammar.allowed())).amax() == -torch.inf:
+            draft.stop = NOT_SCORED
+            break
+        token = draft.draw(row, request.sampling, request.randomness[0], seen)
         if policy.looks_ahead:
             draft.judge(policy, hidden[0])
         if token in request.ends:
@@ -325,8 +361,22 @@ def propose(plan: Plan) -> Draft:
             break
         if seen is not None:
             seen[token] = True
+        if grammar is not None:
+            grammar.push(token)
         unread = [token]
     return draft
+
+
+def _forced(draft: Draft, grammar: Matcher, plan: Plan) -> list[int]:
+    """Add the tokens that the grammar leaves no choice about, as far as there is room: they cost no pass of the draft. A head
+    that judges a token by the pass which reads it needs that pass."""
+    policy, found = plan.request.policy, list[int]()
+    if policy.looks_ahead or judge_of(policy) is None:
+        found = grammar.forced()[: plan.decision.room - draft.num_tokens]
+    for token in found:
+        draft.force(token, plan.request)
+        grammar.push(token)
+    return found
 
 
 def verify(plan: Plan, draft_tokens: list[int], q: Sequence[Float[Tensor, " V"]] = ()) -> tuple[Verdict, Rows, float]:
@@ -341,6 +391,8 @@ def verify(plan: Plan, draft_tokens: list[int], q: Sequence[Float[Tensor, " V"]]
     pass_s = perf_counter() - started
     tokens = torch.tensor(draft_tokens, device=logits.device, dtype=torch.long)
     seen = None if request.seen is None else seen_rows(request.seen, tokens)
+    if request.grammar is not None:
+        logits = restricted(logits, allowed_rows(request.grammar, draft_tokens))
     made = penalised if request.verification.greedy_only else probabilities  # of which the argmax is all that counts
     p = made(logits, sampling, seen)
     drawn = torch.stack([row.to(p.device) for row in q]) if q else p[:0]

@@ -1,6 +1,7 @@
 """`specdecpp generate`: one answer from any pair, printed as it is decided."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,6 +47,9 @@ def generate(
     temperature: Temperature = None,
     top_p: TopPOfModel = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Same seed, same answer.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option("--json-schema", metavar="FILE", exists=True, help="Answer with JSON that fits this schema.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Plain text, though there is a chat template.")] = False,
     as_json: Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="Figures on stderr, where a terminal has them anyway.")] = False,
@@ -63,6 +67,7 @@ def generate(
         "temperature": temperature,
         "top_p": top_p,
         "seed": seed,
+        "json_schema": json_schema and json_schema.read_text(encoding="utf-8"),
     }
     asked(options, {})  # a mistake is seen before a model is loaded
     pair = names.load()

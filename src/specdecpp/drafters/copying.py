@@ -17,6 +17,7 @@ import torch
 
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.suffix import Match
+from specdecpp.grammar import fitting
 from specdecpp.policies import CostAware, Costs, Policy, Stop
 from specdecpp.policies.protocol import END_OF_TEXT
 from specdecpp.scheduler import Reading
@@ -24,6 +25,7 @@ from specdecpp.step import Plan, Request, Result, verify
 from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification
 
 NO_MATCH = Stop("no match")
+FORBIDDEN = Stop("the grammar forbids the next copy")
 UNWORTHY = Stop("further copies do not pay")
 FEW = 8
 """So many copies are weighed first, and more of them only where all of these pay."""
@@ -110,6 +112,16 @@ def _one(plan: Plan) -> Result:
 
 
 def propose(plan: Plan) -> tuple[Copied, Stop]:
+    """The copied draft tokens up to where the policy stops, the text ends or a grammar forbids the next one; and why."""
+    draft, stop = _chosen(plan)
+    grammar = plan.request.grammar
+    if grammar is None or (num := fitting(grammar, draft.tokens)) == draft.num_tokens:
+        return draft, stop
+    del draft.tokens[num:], draft.judged[num:]
+    return draft, FORBIDDEN
+
+
+def _chosen(plan: Plan) -> tuple[Copied, Stop]:
     """The copied draft tokens up to where the policy stops, or the text ends; and why.
 
     `CostAware` weighs each match as a whole: its evidence is at hand, whatever the steps before have gained.

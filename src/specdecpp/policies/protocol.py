@@ -313,6 +313,8 @@ class Decision:
     rule: Rule | None
     is_cut: bool = False
     """True where the places left set the limit, not the policy."""
+    room: int = 0
+    """The most draft tokens with those that a grammar leaves no choice about, which do not count to the limit."""
 
     @property
     def at_limit(self) -> Stop:
@@ -326,7 +328,7 @@ class Decision:
     def of(self, policy: Policy, memory: Any, rule: Rule | None) -> "Decision":
         """The decision of one of the rules that this policy is made of."""
         limit = min(policy.limit(memory), self.limit)
-        return Decision(policy, memory, limit, rule, self.is_cut and limit == self.limit)
+        return Decision(policy, memory, limit, rule, self.is_cut and limit == self.limit, self.room)
 
     def read(self, judged: Sequence[float]) -> list[float]:
         """Estimates as the rule reads them."""
@@ -344,8 +346,8 @@ class Decision:
 
 def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int) -> Decision:
     """The policy's decision for the coming step, for which there is room for so many draft tokens."""
-    limit = policy.limit(memory)
-    return Decision(policy, memory, min(room, limit), rule_of(policy, memory, costs), room <= limit)
+    limit, most = policy.limit(memory), min(room, policy.max_tokens)
+    return Decision(policy, memory, min(room, limit), rule_of(policy, memory, costs), room <= limit, most)
 
 
 def check_probability(name: str, value: float) -> None:

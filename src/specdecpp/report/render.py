@@ -138,7 +138,8 @@ def quoted(prompt: str) -> RenderableType:
 
 def stats(metrics: "Metrics", *, policy: str, seed: int | None, finish_reason: str) -> RenderableType:
     """Four short lines about one answer."""
-    reason = {"eos": "end of text", "stop": "stop string", "length": "length reached"}[finish_reason]
+    reasons = {"eos": "end of text", "stop": "stop string", "length": "length reached", "grammar": "end of the grammar"}
+    reason = reasons[finish_reason]
     shares = "  ".join(f"{name} {100 * share:.0f} %" for name, share in metrics.time_shares.items())
     speed = f"{metrics.elapsed_s:.2f} s, {metrics.tokens_per_second:.1f} tokens/s"
     lines = (

@@ -208,7 +208,7 @@ def _token(text: str, logprob: float) -> Json:
 
 def _finish_reason(step: Step) -> schema.FinishedBy | None:
     """OpenAI's word for why an answer ended: an end of text and a stop string are both "stop"."""
-    return "stop" if step.finish_reason == "eos" else step.finish_reason
+    return "stop" if step.finish_reason in ("eos", "grammar") else step.finish_reason
 
 
 # Over HTTP

@@ -60,6 +60,8 @@ class Device:
         target, draft, judge = request.target, request.draft, judge_of(request.policy)
         if not (isinstance(target, GraphCache) and isinstance(draft, GraphCache) and target.device == draft.device):
             return "its models are not both graphs on one device"
+        if request.grammar is not None:
+            return "its grammar is asked token by token"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"
         known = (GreedyVerification,) if request.sampling.is_greedy else (TokenVerification, BlockVerification)

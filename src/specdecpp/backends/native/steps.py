@@ -53,6 +53,8 @@ class Native:
         """Reason why a request cannot be run here; None where it can."""
         if not (type(request.target) is NativeCache and type(request.draft) in (NativeCache, SuffixDrafter)):
             return "its models are not both run by compiled code"
+        if request.grammar is not None:
+            return "its grammar is asked token by token"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"
         if _code(request) is None:

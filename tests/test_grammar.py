@@ -1,0 +1,283 @@
+"""Answers under a grammar: the target's distribution under it, enumerated; random schemas; one answer in any company."""
+
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from distributions import Request, finish, largest_difference
+from policies_list import heads_for, policies
+from scipy.stats.contingency import chi2_contingency
+
+from specdecpp.decoder import Decoder
+from specdecpp.drafters import SuffixDrafter
+from specdecpp.grammar import Grammar, Matcher, allowed_rows, fitting
+from specdecpp.lab import TreePolicy
+from specdecpp.loading.pair import load_pair
+from specdecpp.policies import Fixed, Policy
+from specdecpp.sampling import Sampling, streams
+from specdecpp.testing import TableModel
+from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, at
+
+END = 3
+RULES: dict[str, dict[str, dict[int, str]]] = {
+    # begin -> a word of two tokens that leave no choice, or any number of 0s and an end
+    "choices": {
+        "begin": {0: "word", 1: "loop"},
+        "word": {2: "rest"},
+        "rest": {1: "last"},
+        "last": {0: "over", 2: "begin"},
+        "loop": {0: "loop", 1: "over", END: "over"},
+        "over": {},
+    },
+    "one text": {"begin": {2: "a"}, "a": {1: "b"}, "b": {0: "over"}, "over": {}},
+    "from the first on": {"begin": {2: "a"}, "a": {0: "a", 1: "a", 2: "a", END: "over"}, "over": {}},
+    "to the end": {"begin": {0: "a", 1: "begin", 2: "a"}, "a": {END: "over"}, "over": {}},
+}
+
+
+class Automaton:
+    """A matcher that is a table: the tokens that may follow in each state, and the states after them."""
+
+    def __init__(self, rules: dict[str, dict[int, str]], state: str = "begin"):
+        self._rules, self._state = rules, state
+
+    @property
+    def is_over(self) -> bool:
+        return not self._rules[self._state]
+
+    def allowed(self) -> torch.Tensor:
+        return torch.tensor([self.is_over or token in self._rules[self._state] for token in range(4)])
+
+    def forced(self) -> list[int]:
+        found, state = [], self._state
+        while len(self._rules[state]) == 1:
+            ((token, state),) = self._rules[state].items()
+            found.append(token)
+        return found
+
+    def push(self, token: int) -> None:
+        self._state = self._rules[self._state][token]
+
+    def fork(self) -> Matcher:
+        return Automaton(self._rules, self._state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sometimes(Fixed):
+    """No draft token of its own in every other step: those that are forced come all the same."""
+
+    k: int = 3
+
+    def start(self, given: Any = None) -> int:
+        return 0
+
+    def limit(self, memory: int) -> int:
+        return memory % 2
+
+    def learn(self, memory: int, outcome: Any) -> int:
+        return memory + 1
+
+
+def table(seed: int, sparsity: float = 0.0) -> TableModel:
+    return TableModel.random(vocab_size=4, depth=2, seed=seed, sparsity=sparsity)
+
+
+def request(rules: str, *, draft: Any = None, **more: Any) -> Request:
+    # a draft with zeros gives nothing to all that is allowed, here and there
+    return Request(
+        target=table(1),
+        draft=draft or table(2, sparsity=0.5),
+        ends=(END,),
+        grammar=Automaton(RULES[rules]),
+        **{"max_tokens": 4, "prompt": (0, 1)} | more,
+    )
+
+
+@cache
+def all_policies() -> dict[str, Policy]:
+    found = policies(heads_for(4, 4), 3)
+    return {name: policy for name, policy in found.items() if policy.engine() is None}
+
+
+VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
+SAMPLINGS = {
+    "plain": Sampling(),
+    "warm": Sampling(temperature=1.3),
+    "top-p": Sampling(top_p=0.7),
+    "top-k": Sampling(top_k=2),
+    "penalty": Sampling(repetition_penalty=1.7),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("verification", VERIFICATIONS)
+@pytest.mark.parametrize("rules", RULES)
+def test_the_output_has_the_targets_distribution_under_the_grammar(rules: str, verification: str, sampling: str):
+    case = request(rules, sampling=SAMPLINGS[sampling])
+    for policy in (Fixed(k=2), Fixed(k=0), Sometimes()):
+        found = case.distribution(policy, VERIFICATIONS[verification])
+        assert largest_difference(found, case.own_distribution()) < 1e-12
+
+
+@pytest.mark.parametrize("name", all_policies())
+def test_whatever_stops_the_draft(name: str):
+    policy = all_policies()[name]
+    verification = CompareVerification() if policy.drops_last else TokenVerification()
+    case = request("choices", max_tokens=3)
+    assert largest_difference(case.distribution(policy, verification), case.own_distribution()) < 1e-12
+
+
+def test_the_distribution_under_the_grammar_is_another_one():
+    case = request("choices")
+    assert largest_difference(case.own_distribution(), replace(case, grammar=None).own_distribution()) > 0.1
+    free = replace(case, grammar=None).distribution(Fixed(k=2), TokenVerification())
+    assert largest_difference(free, case.own_distribution()) > 0.1
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_greedy_answers_are_those_without_a_draft(rules: str):
+    case = request(rules, sampling=Sampling(temperature=0), max_tokens=8)
+    alone = at(case.sampling, TokenVerification())
+    (expected,) = case.own_distribution()
+    for name, policy in all_policies().items():
+        (found,) = case.distribution(policy, alone)
+        assert found == expected, name
+
+
+def test_copies_end_where_the_grammar_forbids_them():
+    case = request("choices", draft=SuffixDrafter(4), prompt=(0, 2, 1, 0, 2, 1, 2), max_tokens=5)
+    found = case.distribution(Fixed(k=3), TokenVerification())
+    assert largest_difference(found, case.own_distribution()) < 1e-12
+
+
+class Counted(TableModel):
+    """A table that counts its passes."""
+
+    passes = 0
+
+    def extend(self, tokens: list[int], *, rows: int) -> Any:
+        type(self).passes += 1
+        return super().extend(tokens, rows=rows)
+
+
+def test_tokens_without_a_choice_cost_no_pass_of_the_draft():
+    case = request("one text", draft=Counted.random(vocab_size=4, depth=2, seed=2))
+    session = case.session(Sometimes(), TokenVerification(), streams(0))
+    session.prefill()
+    before = Counted.passes
+    (step,) = finish(session)
+    assert (step.tokens, step.num_accepted, session.finish_reason) == ([2, 1, 0], 3, "grammar")
+    assert Counted.passes == before
+
+
+def test_rows_of_a_grammar_and_tokens_that_fit_leave_the_matcher_where_it_was():
+    matcher = Automaton(RULES["choices"])
+    rows = allowed_rows(matcher, [0, 2])
+    assert rows.int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]]
+    assert fitting(matcher, [0, 2, 2]) == 2
+    assert fitting(matcher, [1, 1, 0]) == 2  # nothing follows the end
+    assert matcher.allowed().int().tolist() == [1, 1, 0, 0]
+
+
+def test_trees_are_refused():
+    with pytest.raises(ValueError, match="which follow no grammar"):
+        request("choices").session(TreePolicy.__subclasses__()[0](), TokenVerification(), streams(0))
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return Decoder(load_pair(), remember=False)
+
+
+def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
+    """A schema whose texts are short."""
+    kinds = ["string", "enum", "integer", "number", "boolean", "null", "const", "pattern", "anyOf"]
+    match kind := rng.choice(kinds + ["object", "array"] * 3 * (depth < 3)):
+        case "object":
+            names = rng.sample(["a", "name", "größe", "two words", 'quote"d', "list", "x1", "back\\slash"], rng.randint(0, 4))
+            return {
+                "type": "object",
+                "properties": {name: random_schema(rng, depth + 1) for name in names},
+                "required": rng.sample(names, rng.randint(0, len(names))),
+                "additionalProperties": False,
+            }
+        case "array":
+            least = rng.randint(0, 2)
+            return {"type": "array", "items": random_schema(rng, depth + 1), "minItems": least, "maxItems": least + 2}
+        case "string":
+            return {"type": "string", "maxLength": rng.randint(0, 8)}
+        case "pattern":
+            return {"type": "string", "pattern": rng.choice(["^[a-c]{2,4}$", "^(\\d{3})-(\\d{4})$", "^$", "^x?y{1,3}$"])}
+        case "integer" | "number":
+            least = rng.randint(-1000, 1000)
+            bounds = {"minimum": least, "maximum": least + rng.randint(0, 500)}
+            return {"type": "integer"} | bounds if kind == "integer" else {"type": "number", "multipleOf": 0.25} | bounds
+        case "enum":
+            return {"enum": rng.sample([1, "one", None, True, [1, 2], {"a": []}, "ünï", 2.5], rng.randint(1, 4))}
+        case "const":
+            return {"const": rng.choice(["", "fixed", 7, [], {"k": "v"}])}
+        case "anyOf":
+            return {"anyOf": [random_schema(rng, depth + 1) for _ in range(rng.randint(1, 3))]}
+        case _:
+            return {"type": kind}
+
+
+def test_answers_fit_500_random_schemas(decoder: Decoder):
+    from jsonschema import Draft202012Validator
+
+    rng, num_forced = random.Random(0), 0
+    for seed in range(500):
+        schema = random_schema(rng)
+        output = decoder.generate(
+            "Answer: ", json_schema=schema, max_tokens=1000, temperature=rng.choice([0, 0.7, 1]), seed=seed
+        )
+        assert output.finish_reason in ("grammar", "eos"), (schema, output.text)
+        Draft202012Validator(schema).validate(json.loads(output.text))
+        num_forced += any(1.0 in step.judged for step in output.steps)
+    assert num_forced > 100
+
+
+def test_a_real_pair_answers_as_the_target_alone(decoder: Decoder):
+    alone = Decoder(decoder.pair, policy="none")
+    for seed in range(20):
+        schema = random_schema(random.Random(seed))
+        greedy = {"json_schema": schema, "temperature": 0, "max_tokens": 200}
+        assert decoder.generate("Answer: ", **greedy).tokens == alone.generate("Answer: ", **greedy).tokens
+
+
+def test_words_of_a_small_grammar_come_as_often_as_the_target_says(decoder: Decoder):
+    grammar = Grammar("regex", "(yes|no|perhaps)[.!]")
+    found = Counter(decoder.generate("Is it so? ", grammar=grammar, temperature=1.5).text for _ in range(500))
+    alone = Decoder(decoder.pair, policy="none", remember=False)
+    expected = Counter(alone.generate("Is it so? ", grammar=grammar, temperature=1.5).text for _ in range(500))
+    words = sorted(found | expected)
+    assert chi2_contingency([[found[w] for w in words], [expected[w] for w in words]]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"json_schema": {"type": 5}}, "type must be a string"),
+        ({"json_schema": '{"a"'}, "the JSON schema is no JSON"),
+        ({"json_schema": [1]}, "must be an object or a bool"),
+        ({"json_schema": {"if": {}}}, 'Unimplemented keys: \\["if"\\]'),
+        ({"grammar": "start: /a(/"}, "unclosed group"),
+        ({"grammar": 5}, "rules in Lark as a text, got 5"),
+        ({"grammar": "start: /a/", "json_schema": {}}, "Give one of them"),
+    ],
+)
+def test_a_bad_grammar_is_refused_before_anything_is_decoded(decoder: Decoder, options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        decoder.start("x", **options)
+
+
+def test_several_at_once_are_each_what_they_are_alone(decoder: Decoder):
+    options: dict[str, Any] = {"json_schema": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 5}, "seed": 1}
+    prompts = ["One: ", "Two: ", "Three: "]
+    together = decoder.generate_all(prompts, **options)
+    assert [one.tokens for one in together] == [decoder.generate(prompt, **options).tokens for prompt in prompts]
