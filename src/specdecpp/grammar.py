@@ -140,7 +140,8 @@ class CompiledMatcher:
         return torch.from_numpy(found.view(bool))
 
     def forced(self) -> list[int]:
-        return self._found.compute_ff_tokens()
+        found = self._found.compute_ff_tokens()
+        return found[: self._found.validate_tokens(found)] if found else found  # text that reads like a special token is none
 
     def push(self, token: int) -> None:
         self._found.consume_token(token)
@@ -153,7 +154,8 @@ class CompiledMatcher:
 def _check(found: Any) -> None:
     """Raise ValueError where a grammar could not be compiled or followed."""
     if found.is_error():
-        raise ValueError(f"the grammar cannot be followed: {found.get_error().strip()}. Give a simpler one, or none.")
+        reason = found.get_error().partition("<state>")[0].strip()
+        raise ValueError(f"the grammar cannot be followed: {reason}. Give a simpler one, or none.")
 
 
 @lru_cache(maxsize=64)

@@ -25,8 +25,8 @@ def are_several(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(p, str) for p in prompt)
 
 
-def encode(pair: Pair, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: text as it is, ids as they are, or chat messages through the tokenizer's template.
+def encode(pair: Pair, prompt: Prompt, *, tools: list[dict[str, Any]] | None = None) -> list[int]:
+    """Token ids of a prompt: text as it is, ids as they are, or chat messages, with tools, through the tokenizer's template.
 
     A prompt without a token, such as an empty text, becomes the tokenizer's start token where it has one. Raises `PromptError`
     for what is no prompt, for ids outside the vocabulary, for half a character, and for messages without a template or that it
@@ -40,7 +40,7 @@ def encode(pair: Pair, prompt: Prompt) -> list[int]:
     elif given and all(isinstance(t, dict) for t in given):
         if not getattr(pair.tokenizer, "chat_template", None):
             raise PromptError("the prompt is a list of messages, but the tokenizer has no chat template. Give plain text.")
-        ids = list(pair.tokenizer(_whole(_rendered(pair, given)), add_special_tokens=False).input_ids)
+        ids = list(pair.tokenizer(_whole(_rendered(pair, given, tools)), add_special_tokens=False).input_ids)
     else:
         ids = _checked(pair, given)
     if not ids and pair.tokenizer.bos_token_id is not None:
@@ -81,11 +81,11 @@ def _listed(rows: Any) -> Any:
     return found[0] if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list) else found
 
 
-def _rendered(pair: Pair, messages: Sequence[Any]) -> str:
+def _rendered(pair: Pair, messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> str:
     from jinja2 import TemplateError
 
     try:
-        return pair.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        return pair.tokenizer.apply_chat_template(list(messages), tools=tools, add_generation_prompt=True, tokenize=False)
     except (TemplateError, KeyError, TypeError, AttributeError) as error:  # what templates raise, and what they stumble over
         raise PromptError(
             f"the tokenizer's chat template refuses these messages ({error}). Give messages with role and content, in an order "

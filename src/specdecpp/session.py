@@ -73,9 +73,8 @@ class Session:
             is_greedy=sampling.is_greedy,
             has_costs=costs is not None,
             lossless=lossless,
+            has_grammar=grammar is not None,
         )
-        if grammar is not None and policy.engine() is not None:
-            raise ValueError(f"{type(policy).__name__} drafts trees, which follow no grammar. Use a rule for chains with it.")
         _check_prompt(prompt, max_tokens=max_tokens, max_length=target.max_length)
         self.target, self.draft = target, draft
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)

@@ -228,6 +228,7 @@ def check_request(
     is_greedy: bool,
     has_costs: bool,
     lossless: bool,
+    has_grammar: bool = False,
 ) -> None:
     """Raise `UnsoundError` for what would change the distribution unasked, ValueError for what cannot be run, each saying what
     to do."""
@@ -242,6 +243,8 @@ def check_request(
             f"at temperature 0 draft tokens have no distribution q, which {type(verification).__name__} compares with. "
             "Use GreedyVerification(), as the Decoder does."
         )
+    if has_grammar and policy.engine() is not None:
+        raise ValueError(f"{type(policy).__name__} drafts trees, which follow no grammar. Use a rule for chains with it.")
     check_parts(policy)
     policy.check(verification, is_greedy=is_greedy, draft=draft)
 

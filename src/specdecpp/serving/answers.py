@@ -25,6 +25,7 @@ from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import ScoredToken
 from specdecpp.serving.metrics import ServerMetrics
 from specdecpp.serving.schema import Chunk
+from specdecpp.serving.tools import Call, CallReader
 from specdecpp.serving.validation import RequestPlan
 from specdecpp.session import Step
 from specdecpp.verify import at, is_lossless
@@ -42,7 +43,9 @@ class AnswerState:
 
     index: int
     num_prompt_tokens: int
+    reader: CallReader | None = None
     text: str = ""
+    calls: list[Call] = field(default_factory=list)
     finish_reason: schema.FinishedBy = "length"
     steps: list[Step] = field(default_factory=list)
     scores: list[ScoredToken] = field(default_factory=list)
@@ -51,10 +54,14 @@ class AnswerState:
     num_cached_tokens: int = 0
 
     def add(self, event: StepEvent) -> None:
-        self.text += event.step.text
+        reason, text, calls = _finish_reason(event.step), event.step.text, list[Call]()
+        if self.reader is not None:
+            text, calls = self.reader.push(text, is_last=reason is not None)
+        self.text += text
+        self.calls += calls
         self.steps.append(event.step)
         self.prefill_s, self.num_cached_tokens = event.prefill_s, event.num_cached_tokens
-        self.finish_reason = _finish_reason(event.step) or self.finish_reason
+        self.finish_reason = "tool_calls" if reason == "stop" and self.calls else reason or self.finish_reason
         if event.evidence is not None:
             self.scores += event.evidence.scores
             if event.evidence.details is not None:
@@ -77,7 +84,10 @@ class Answer:
         self._plan, self._is_chat, self._includes_usage = plan, is_chat, includes_usage
         prefix = "chatcmpl-" if is_chat else "cmpl-"
         self._head: Json = {"id": prefix + name, "created": int(time()), "model": model}
-        self.choices = [AnswerState(index=i, num_prompt_tokens=len(part.prompt)) for i, part in enumerate(plan.parts)]
+        self.choices = [
+            AnswerState(i, len(part.prompt), CallReader(plan.functions) if plan.functions else None)
+            for i, part in enumerate(plan.parts)
+        ]
         self.first_text_s: float | None = None
 
     def add(self, event: StepEvent) -> None:
@@ -110,7 +120,7 @@ class Answer:
         speculative = self._speculative(queue_s)
         if self._plan.details:
             speculative["steps"] = [choice.details for choice in self.choices]
-        choices: Any = [self._choice(c.index, c.text, c.scores, c.finish_reason) for c in self.choices]
+        choices: Any = [self._choice(c, c.text, c.calls, c.scores, c.finish_reason) for c in self.choices]
         fields = {**self._head, "choices": choices, "usage": self.usage}
         block = schema.SpeculativeBlock(**speculative)
         if self._is_chat:
@@ -132,34 +142,42 @@ class Answer:
         """A chunk with steps of one answer."""
         choice, last = self.choices[events[-1].index], events[-1]
         is_first, offset = not choice.steps, sum(scored.num_shown for scored in choice.scores)
+        num_before, num_calls = len(choice.text), len(choice.calls)
         for event in events:
             self.add(event)
-        text = "".join(event.step.text for event in events)
+        text, calls = choice.text[num_before:], choice.calls[num_calls:]
         scores = [scored for event in events if event.evidence for scored in event.evidence.scores]
-        if not (text or scores or last.step.finish_reason or self._plan.details or is_first):
+        if not (text or calls or scores or last.step.finish_reason or self._plan.details or is_first):
             return None
         speculative: Json = {"step": choice.details[-1]} if self._plan.details else {}
         if last.step.finish_reason is not None and last.index == len(self.choices) - 1:
             speculative |= self._speculative(queue_s)
-        delta = {"role": "assistant", "content": text} if is_first else {"content": text}
-        part = self._choice(last.index, text, scores, _finish_reason(last.step), offset=offset, delta=delta)
+        delta: Json = {"role": "assistant"} if is_first else {}
+        delta |= {"content": text} if text or not calls else {}
+        if calls:
+            delta["tool_calls"] = [schema.ToolCallDelta(index=i, **_call(call)) for i, call in enumerate(calls, num_calls)]
+        reason = choice.finish_reason if last.step.finish_reason else None
+        part = self._choice(choice, text, calls, scores, reason, offset=offset, delta=delta)
         return self._chunk([part], speculative=speculative)
 
     def _choice(
         self,
-        index: int,
+        of: AnswerState,
         text: str,
+        calls: Sequence[Call],
         scores: Sequence[ScoredToken],
         finish_reason: schema.FinishedBy | None,
         *,
         offset: int = 0,
-        delta: dict[str, str] | None = None,
+        delta: Json | None = None,
     ) -> schema.Choice:
-        fields: Json = {"index": index, "logprobs": self._logprobs(scores, offset), "finish_reason": finish_reason}
+        fields: Json = {"index": of.index, "logprobs": self._logprobs(scores, offset), "finish_reason": finish_reason}
         if not self._is_chat:
             return schema.TextChoice(text=text, **fields)
         if delta is None:
-            return schema.ChatChoice(message=schema.AssistantMessage(content=text), **fields)
+            made = [schema.ToolCall(**_call(call)) for call in calls] or None
+            message = schema.AssistantMessage(content=None if made and not text else text, tool_calls=made)
+            return schema.ChatChoice(message=message, **fields)
         return schema.DeltaChoice(delta=delta, **fields)
 
     def _chunk(
@@ -200,6 +218,10 @@ class Answer:
             "top_logprobs": [dict(reversed(scored.top)) for scored in scores],  # of tokens that read alike the first counts
             "text_offset": offsets,
         }
+
+
+def _call(call: Call) -> Json:
+    return {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _token(text: str, logprob: float) -> Json:

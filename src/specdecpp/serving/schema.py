@@ -6,10 +6,25 @@ as `frequency_penalty: 0` or `tools: null`, because clients send such values una
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.errors import ApiError
+from specdecpp.serving.tool_schema import (
+    AskedCall,
+    Body,
+    JsonSchema,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    schema_of,
+)
+from specdecpp.serving.tool_schema import (
+    ToolCallDelta as ToolCallDelta,
+)
+from specdecpp.serving.tools import ToolUse
 
 # name: the value that asks for nothing, beside null
 _UNSUPPORTED: dict[str, Any] = {
@@ -29,7 +44,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "store": False,
     "suffix": "",
 }
-_IN_MESSAGES = ("annotations", "audio", "function_call", "name", "reasoning", "refusal", "tool_call_id", "tool_calls")
+_IN_MESSAGES = ("annotations", "audio", "function_call", "name", "reasoning", "refusal")
 
 if TYPE_CHECKING:
     Kind = str
@@ -43,11 +58,7 @@ def _several(value: Any) -> Any:
     return [value] if is_one else value
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Speculative(_Body):
+class Speculative(Body):
     """How the answer is made; its distribution does not depend on it, unless `lossless` is false."""
 
     policy: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
@@ -59,7 +70,7 @@ class Speculative(_Body):
     details: bool = Field(default=False, description="Add every step: draft tokens, p, q, estimates, times.")
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = Field(default=False, description="A last chunk with the usage of the whole request.")
 
 
@@ -73,7 +84,7 @@ Stops = Annotated[list[Stop], Field(max_length=16), BeforeValidator(_several, js
 HowToSpeculate = Annotated[Speculative, BeforeValidator(_how, json_schema_input_type=bool | Speculative)]
 
 
-class BaseRequest(_Body):
+class BaseRequest(Body):
     """Fields of both endpoints."""
 
     model: str | None = Field(default=None, description="The name in /v1/models; there is one, so it may be left out.")
@@ -84,7 +95,7 @@ class BaseRequest(_Body):
     )
     min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens below this times the largest probability.")
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="Above 1: fewer repeats.")
-    stop: Stops = []
+    stop: Stops = Field(default=[])
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i of several has seed + i."
     )
@@ -101,7 +112,8 @@ class BaseRequest(_Body):
     def _refuse_by_name(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {k: v for k, v in _supported(given, _UNSUPPORTED).items() if v is not None or k not in cls.model_fields}
+        unsupported = {name: neutral for name, neutral in _UNSUPPORTED.items() if name not in cls.model_fields}
+        return {k: v for k, v in _supported(given, unsupported).items() if v is not None or k not in cls.model_fields}
 
     @model_validator(mode="after")
     def _check_together(self) -> "BaseRequest":
@@ -114,6 +126,16 @@ class BaseRequest(_Body):
     @property
     def num_new(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the answer may or must call; None without any."""
+        return None
+
+    @property
+    def answer_schema(self) -> JsonSchema | None:
+        """The JSON schema that the answer fits; None for any text."""
+        return None
 
     @property
     def includes_usage(self) -> bool:
@@ -148,7 +170,7 @@ class CompletionRequest(BaseRequest):
         return self.logprobs
 
 
-class TextPart(_Body):
+class TextPart(Body):
     type: Literal["text"]
     text: str
 
@@ -157,20 +179,33 @@ def _parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class Message(_Body):
-    """One message of a conversation. Only text is understood."""
+class Message(Body):
+    """One message of a conversation: text, calls of the assistant, or the result of one."""
 
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])] | None = None
+    tool_calls: list[AskedCall] | None = None
+    tool_call_id: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_by_name(cls, given: Any) -> Any:
         return _supported(given, dict.fromkeys(_IN_MESSAGES), of="messages.") if isinstance(given, dict) else given
 
+    @model_validator(mode="after")
+    def _check_role(self) -> "Message":
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError("tool_calls go with the role assistant; leave them out.")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("the role tool goes with tool_call_id, which says whose result this is; no other role has it.")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing; only a message with tool_calls may go without.")
+        return self
+
     @property
-    def as_dict(self) -> dict[str, str]:
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+    def as_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"role": self.role, "content": "".join(part.text for part in self.content or ())}
+        return found | ({"tool_calls": [call.as_dict for call in self.tool_calls]} if self.tool_calls else {})
 
 
 class ChatRequest(BaseRequest):
@@ -180,11 +215,24 @@ class ChatRequest(BaseRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31, description="The newer name of max_tokens.")
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] = Field(default=[], max_length=128)
+    tool_choice: ToolChoice | None = Field(default=None, description="Left out: auto where there are tools.")
+    parallel_tool_calls: bool = Field(default=True, description="false: an answer has one call at most.")
+    response_format: ResponseFormat | None = Field(default=None, description="JSON, or JSON that fits a schema.")
 
     @model_validator(mode="after")
     def _check_names(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs goes with logprobs: true; leave it out, or set that.")
+        names = [tool.function.name for tool in self.tools]
+        if len(names) > len(set(names)):
+            raise ValueError("two tools have the same name; leave one of them out.")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(
+                f"tool_choice names {self.tool_choice.function.name!r}, and the tools are {names}; name one of them."
+            )
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice is required, and there are no tools; send some, or leave it out.")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens mean the same and differ; send one of them.")
         return self
@@ -192,6 +240,21 @@ class ChatRequest(BaseRequest):
     @property
     def prompts(self) -> list[Any]:
         return [[message.as_dict for message in self.messages]]
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        if not self.tools or self.tool_choice == "none":
+            return None
+        must = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        return ToolUse(
+            functions=tuple(tool.function.model_dump(exclude_none=True) for tool in self.tools),
+            must="" if self.tool_choice == "required" else must,
+            has_many=self.parallel_tool_calls,
+        )
+
+    @property
+    def answer_schema(self) -> JsonSchema | None:
+        return schema_of(self.response_format)
 
     @property
     def num_top(self) -> int | None:
@@ -283,7 +346,7 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptTokens
 
 
-FinishedBy = Literal["stop", "length"]
+FinishedBy = Literal["stop", "length", "tool_calls"]
 
 
 class TextChoice(BaseModel):
@@ -295,8 +358,9 @@ class TextChoice(BaseModel):
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -308,7 +372,7 @@ class ChatChoice(BaseModel):
 
 class DeltaChoice(BaseModel):
     index: int
-    delta: dict[str, str]
+    delta: dict[str, Any]
     logprobs: dict[str, Any] | None
     finish_reason: FinishedBy | None
 

@@ -15,7 +15,8 @@ from typing import Any
 from specdecpp.backends.kept import Forks
 from specdecpp.costs.measuring import measured
 from specdecpp.decoder import Decoder, Options, policy_for
-from specdecpp.errors import PromptError, UnsoundError, first_line
+from specdecpp.errors import MissingExtraError, PromptError, UnsoundError, first_line
+from specdecpp.grammar import Grammar
 from specdecpp.loading.pair import REFERENCE, Pair
 from specdecpp.policies import Costs, Policy
 from specdecpp.policy_spec import parse_policy, spec_of
@@ -26,6 +27,7 @@ from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import Recorder
 from specdecpp.serving.schema import ChatRequest, CompletionRequest, Speculative
 from specdecpp.serving.settings import ServerSettings
+from specdecpp.serving.tools import grammar_of, told
 from specdecpp.session import Session
 from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
 
@@ -46,6 +48,8 @@ class RequestPlan:
     num_prompt_tokens: int
     num_top: int | None = None
     details: bool = False
+    functions: tuple[str, ...] = ()
+    """Names of those that the answers may call."""
 
     @property
     def needs_recorder(self) -> bool:
@@ -92,12 +96,14 @@ class RequestValidator:
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
         with self._lock:
             prompts = [self._encode(prompt, body) for prompt in body.prompts]
-            decoder, verification = self._chosen(body.speculative, sampling)
+            grammar = self._grammar(body)
+            decoder, verification = self._chosen(body.speculative, sampling, has_grammar=grammar is not None)
         options: Options = {
             "max_tokens": self._max_tokens(body, longest=max(map(len, prompts))),
             "sampling": sampling,
             "stop": body.stop,
             "ignore_eos": body.ignore_eos,
+            "grammar": grammar,
         }
         every = [prompt for prompt in prompts for _ in range(body.n)]
         # A greedy answer needs no coins, but where rows are rounded as their passes are, it is the same every time only if its
@@ -114,13 +120,16 @@ class RequestValidator:
             num_prompt_tokens=sum(map(len, prompts)),
             num_top=body.num_top,
             details=body.speculative.details,
+            functions=() if body.tool_use is None else tuple(one["name"] for one in body.tool_use.functions),
         )
 
     def _encode(self, prompt: Any, body: CompletionRequest | ChatRequest) -> list[int]:
         """The ids of one prompt, within the limit."""
-        field = _field(body)
+        field, tools = _field(body), None
         try:
-            ids = encode(self._reader, prompt)
+            if isinstance(body, ChatRequest):
+                prompt, tools = told(prompt, body.tool_use, self._reader.tokenizer)
+            ids = encode(self._reader, prompt, tools=tools)
         except PromptError as error:
             raise ApiError(str(error), param=field) from error
         except Exception as error:  # the template's own, or the tokenizer's
@@ -148,7 +157,17 @@ class RequestValidator:
             raise _too_long(f"{message} Shorten the prompt, or ask for at most {left} tokens.", body)
         return body.num_new
 
-    def _chosen(self, how: Speculative, sampling: Sampling) -> tuple[Decoder, str]:
+    def _grammar(self, body: CompletionRequest | ChatRequest) -> Grammar | None:
+        """The grammar of the answer, compiled once here, where a mistake is the client's."""
+        pair, use = self.pair, body.tool_use
+        try:
+            if (found := grammar_of(use, body.answer_schema, pair.tokenizer)) is not None:
+                found.matcher(pair.tokenizer, vocab_size=pair.target.vocab_size, ends=pair.ends)
+            return found
+        except (ValueError, MissingExtraError) as error:
+            raise ApiError(str(error), param="response_format" if use is None else "tools") from error
+
+    def _chosen(self, how: Speculative, sampling: Sampling, *, has_grammar: bool) -> tuple[Decoder, str]:
         """The decoder for `speculative`, and the name of its verification."""
         name = how.verification or self.settings.verification
         try:
@@ -163,6 +182,7 @@ class RequestValidator:
                 is_greedy=sampling.is_greedy,
                 has_costs=True,
                 lossless=how.lossless,
+                has_grammar=has_grammar,
             )
             return decoder, name
         except ValueError as error:

@@ -1,0 +1,157 @@
+"""Functions that an answer may call: told to the model, enforced by a grammar where the request says so, read from the answer.
+
+    tools -> prompt (the chat template's way, or a system message) -> answer -> content and calls
+
+A call reads <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes and Qwen models write it. A model whose
+template has another form, or none, is told of this one.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from specdecpp.grammar import BLANKS, Grammar
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_TOLD = (
+    "You may call functions. Their signatures:\n%s\nTo call one, answer with a JSON object that has its name and arguments, "
+    f'between tags:\n{OPEN}\n{{"name": <function name>, "arguments": <JSON object>}}\n{CLOSE}'
+)
+_ANY = {"type": "object"}
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolUse:
+    """Functions of a request, as OpenAI's API has them. `must` names the one that the answer has to call, "" any of them; with
+    None it may call one. With `has_many` it may call several."""
+
+    functions: tuple[Json, ...]
+    must: str | None = None
+    has_many: bool = True
+
+    @property
+    def is_strict(self) -> bool:
+        """True where calls have to fit their schemas although the answer need not have one."""
+        return any(function.get("strict") for function in self.functions)
+
+    @property
+    def schema(self) -> Json:
+        """The JSON schema of a call."""
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": function["name"]}, "arguments": function.get("parameters") or _ANY},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for function in self.functions
+            if self.must in (None, "", function["name"])
+        ]
+        return {"anyOf": calls, "x-guidance": {"whitespace_pattern": BLANKS}}
+
+
+def grammar_of(use: ToolUse | None, schema: Any, tokenizer: Any) -> Grammar | None:
+    """The grammar of an answer that has calls, or JSON that fits a schema, or either; None where any text will do."""
+    if use is None:
+        return None if schema is None else Grammar.json(schema)
+    if use.must is None and schema is None and not use.is_strict:
+        return None
+    opening, closing = (tag if _is_token(tag, tokenizer) else json.dumps(tag) for tag in (OPEN, CLOSE))
+    rules = [f'call: {opening} body {closing}\nbody: "\\n"? object "\\n"?\nobject: %json {json.dumps(use.schema)}']
+    calls = 'call ("\\n" call)*' if use.has_many else "call"
+    if use.must is not None:
+        rules.append(f"start: {calls}")
+    elif schema is not None:
+        told = json.dumps({"allOf": [schema], "x-guidance": {"whitespace_pattern": BLANKS}})
+        rules.append(f"start: {calls} | answer\nanswer: %json {told}")
+    else:  # calls somewhere in a text
+        rules[0] = rules[0].replace(f"call: {opening}", "call: TEXT " + opening if opening == OPEN else "call: head")
+        rules += [] if opening == OPEN else [f"head[lazy]: TEXT {opening}"]
+        rules.append("start: call* TEXT" if use.has_many else "start: call | TEXT")
+        rules.append("TEXT: /(.|\\n)*/")
+    return Grammar("lark", "\n".join(rules))
+
+
+def _is_token(tag: str, tokenizer: Any) -> bool:
+    return len(tokenizer(tag, add_special_tokens=False).input_ids) == 1
+
+
+def told(messages: Sequence[Json], use: ToolUse | None, tokenizer: Any) -> tuple[list[Json], list[Json] | None]:
+    """Messages, and tools for the chat template where that has the form of calls which is read here; elsewhere a system message
+    tells the model of them."""
+    if use is None:
+        return list(messages), None
+    tools = [{"type": "function", "function": function} for function in use.functions]
+    if OPEN in str(getattr(tokenizer, "chat_template", "")):
+        return list(messages), tools
+    text = _TOLD % "\n".join(map(json.dumps, tools))
+    plain = [_plain(message) for message in messages]
+    if plain[0]["role"] == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]], None
+    return [{"role": "system", "content": text}, *plain], None
+
+
+def _plain(message: Json) -> Json:
+    """A message whose calls and results are text: for templates that know neither."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
+    content = "\n".join([message["content"] or "", *(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)]).strip()
+    return {"role": message["role"], "content": content}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in an answer; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
+
+    @classmethod
+    def read(cls, text: str, names: Sequence[str]) -> "Call | None":
+        """The call between two tags; None where there is none that could be made."""
+        try:
+            found = json.loads(text)
+            name, arguments = found["name"], found.get("arguments", {})
+        except (ValueError, TypeError, KeyError):
+            return None
+        return cls(name, json.dumps(arguments, ensure_ascii=False)) if name in names and isinstance(arguments, dict) else None
+
+
+class CallReader:
+    """Content and calls of a growing answer. What is no call that could be made stays content; blanks around calls go."""
+
+    def __init__(self, names: Sequence[str]):
+        self._names, self._held = names, ""
+        self._is_behind = False
+
+    def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[Call]]:
+        """The content and the calls that more text releases; with the last of it all that was held back."""
+        self._held += text
+        content, calls = "", list[Call]()
+        while (start := self._held.find(OPEN)) >= 0 and (end := self._held.find(CLOSE, start)) >= 0:
+            call = Call.read(self._held[start + len(OPEN) : end], self._names)
+            content += self._taken(end + len(CLOSE)) if call is None else self._taken(start).rstrip()
+            if call is not None:
+                calls.append(call)
+                self._held, self._is_behind = self._held[end + len(CLOSE) - start :], True
+        if not is_last:
+            start = self._held.find(OPEN) if OPEN in self._held else len(self._held) - begun(self._held, OPEN)
+        return content + self._taken(len(self._held) if is_last else len(self._held[:start].rstrip())), calls
+
+    def _taken(self, num: int) -> str:
+        """The first characters of what is held, but for blanks right behind a call."""
+        found, self._held = self._held[:num], self._held[num:]
+        if self._is_behind:
+            found = found.lstrip()
+            self._is_behind = not found
+        return found
+
+
+def begun(text: str, tag: str) -> int:
+    """Length of the longest tail of a text that begins a tag."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

@@ -1,0 +1,249 @@
+"""Structured answers and tool calls over HTTP, as OpenAI's own client asks for them, with the pair that ships."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field
+from served import Served, served
+
+import specdecpp as sd
+from specdecpp.decoder import Decoder
+from specdecpp.loading.pair import Pair
+from specdecpp.serving.tools import CLOSE, OPEN, CallReader, ToolUse, grammar_of, told
+
+MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER = {
+    "name": "weather",
+    "description": "The weather of a town.",
+    "parameters": {
+        "type": "object",
+        "properties": {"town": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["town", "days"],
+        "additionalProperties": False,
+    },
+}
+CLOCK = {"name": "clock", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+TOOLS: list[Any] = [{"type": "function", "function": function} for function in (WEATHER, CLOCK)]
+SCHEMA = {
+    "type": "object",
+    "properties": {"sky": {"enum": ["blue", "grey"]}, "degrees": {"type": "integer", "minimum": -50, "maximum": 50}},
+    "required": ["sky", "degrees"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return sd.load_pair()
+
+
+@pytest.fixture(scope="module")
+def server(pair: Pair) -> Iterator[Served]:
+    with served(pair, max_running=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> openai.OpenAI:
+    return server.client()
+
+
+def chat(client: openai.OpenAI, **asked: Any) -> Any:
+    return client.chat.completions.create(**({"model": "reference", "messages": MESSAGES, "max_tokens": 300} | asked))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7, 1])
+def test_an_answer_fits_its_schema(client: openai.OpenAI, temperature: float) -> None:
+    reply = chat(client, response_format=FORM, temperature=temperature)
+    assert reply.choices[0].finish_reason == "stop"
+    Draft202012Validator(SCHEMA).validate(json.loads(reply.choices[0].message.content))
+
+
+def test_the_answer_is_the_decoders_own(client: openai.OpenAI, pair: Pair) -> None:
+    found = chat(client, response_format=FORM, temperature=0).choices[0].message.content
+    expected = Decoder(pair, policy="none").generate(MESSAGES, json_schema=SCHEMA, temperature=0, max_tokens=300).text
+    assert found == expected
+
+
+def test_any_json_object(client: openai.OpenAI) -> None:
+    replies = [chat(client, response_format={"type": "json_object"}, seed=seed).choices[0] for seed in range(5)]
+    ended = [one for one in replies if one.finish_reason == "stop"]
+    assert all(isinstance(json.loads(one.message.content), dict) for one in ended)
+    assert all(one.message.content.startswith("{") for one in replies)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_that_has_to_be_made_is_made(client: openai.OpenAI, choice: Any) -> None:
+    for seed in range(5):
+        choice_of = chat(client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, seed=seed).choices[0]
+        (call,) = choice_of.message.tool_calls
+        assert choice_of.finish_reason == "tool_calls"
+        assert choice_of.message.content is None
+        assert call.function.name == "weather" or choice == "required"
+        function = WEATHER if call.function.name == "weather" else CLOCK
+        Draft202012Validator(function["parameters"]).validate(json.loads(call.function.arguments))
+
+
+def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:
+    asked = {"tools": TOOLS, "tool_choice": "required", "seed": 3, "temperature": 1.0}
+    whole = chat(client, **asked).choices[0]
+    chunks = [chunk.choices[0] for chunk in chat(client, stream=True, **asked)]
+    calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert [(call.index, call.function.name, call.function.arguments) for call in calls] == [
+        (i, call.function.name, call.function.arguments) for i, call in enumerate(whole.message.tool_calls)
+    ]
+    assert not "".join(chunk.delta.content or "" for chunk in chunks)
+    assert chunks[-1].finish_reason == whole.finish_reason == "tool_calls"
+
+
+def test_openais_own_helpers(client: openai.OpenAI) -> None:
+    class Sky(BaseModel):
+        colour: Literal["blue", "grey"]
+        degrees: int = Field(ge=-9, le=9)
+
+    class Weather(BaseModel):
+        """The weather of a town."""
+
+        town: Literal["Paris", "Rome"]
+
+    parsed = client.chat.completions.parse(model="reference", messages=MESSAGES, response_format=Sky, max_tokens=300)
+    assert isinstance(parsed.choices[0].message.parsed, Sky)
+    reply = client.chat.completions.parse(
+        model="reference",
+        messages=MESSAGES,
+        tools=[openai.pydantic_function_tool(Weather)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=300,
+    )
+    assert isinstance(reply.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
+
+
+def test_a_conversation_with_a_call_and_its_result_goes_on(client: openai.OpenAI) -> None:
+    call = chat(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=1).choices[0].message
+    result = {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "sunny"}
+    reply = chat(client, messages=[*MESSAGES, call.model_dump(), result], tools=TOOLS, max_tokens=8)
+    assert reply.choices[0].message.content is not None
+
+
+def test_without_being_told_to_a_model_may_answer(client: openai.OpenAI) -> None:
+    for choice in ("auto", "none", None):
+        asked = {} if choice is None else {"tool_choice": choice}
+        reply = chat(client, tools=TOOLS, max_tokens=8, temperature=0, **asked)
+        assert reply.choices[0].message.tool_calls is None
+        assert reply.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}}}, "type must be"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"if": {}}}}}, "Unimplemented"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "name one of them"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "two tools have the same name"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
+        ({"messages": [{"role": "user"}]}, "content is missing"),
+        ({"tools": TOOLS, "tool_choice": "required", "extra_body": {"speculative": {"policy": "tree:2x2"}}}, "trees"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(client: openai.OpenAI, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        chat(client, **asked)
+
+
+CALL = OPEN + '\n{"name": "weather", "arguments": {"town": "Rome"}}\n' + CLOSE
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "num_calls"),
+    [
+        ("plain  text ", "plain  text ", 0),
+        (CALL, "", 1),
+        (f"Let me see.\n{CALL}\n{CALL}\n", "Let me see.", 2),
+        (f"x {CALL} y ", "xy ", 1),
+        (f"{OPEN}bad{CLOSE} z", f"{OPEN}bad{CLOSE} z", 0),
+        (f'open {OPEN}{{"na', f'open {OPEN}{{"na', 0),
+        ("a < b <tool", "a < b <tool", 0),
+        (CALL.replace("weather", "other"), CALL.replace("weather", "other"), 0),
+    ],
+)
+def test_calls_are_read_however_the_text_comes(text: str, content: str, num_calls: int) -> None:
+    for seed in range(100):
+        cuts = sorted(random.Random(seed).choices(range(len(text) + 1), k=seed % 7))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        reader, found, calls = CallReader(["weather"]), "", []
+        for i, piece in enumerate(pieces):
+            more, made = reader.push(piece, is_last=i == len(pieces) - 1)
+            found, calls = found + more, calls + made
+        assert (found, len(calls)) == (content, num_calls)
+        assert all(json.loads(call.arguments) == {"town": "Rome"} for call in calls)
+
+
+def fits(grammar: Any, pair: Pair, text: str) -> bool:
+    """True where the grammar allows the text and an end behind it."""
+    matcher = grammar.matcher(pair.tokenizer, vocab_size=pair.target.vocab_size, ends=pair.ends)
+    for token in pair.tokenizer(text, add_special_tokens=False).input_ids:
+        if matcher.is_over or not matcher.allowed()[token]:
+            return False
+        matcher.push(token)
+    return matcher.is_over or bool(matcher.allowed()[pair.ends[0]])
+
+
+GOOD = OPEN + '{"name": "weather", "arguments": {"town": "Rome", "days": 2}}' + CLOSE
+STRICT = {**WEATHER, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("use", "schema", "good", "bad"),
+    [
+        (ToolUse(functions=(WEATHER,), must=""), None, [GOOD, f"{GOOD}\n{GOOD}"], ["", "text", CALL, f"x{GOOD}"]),
+        (ToolUse(functions=(WEATHER,), must="", has_many=False), None, [GOOD], [f"{GOOD}\n{GOOD}"]),
+        (
+            ToolUse(functions=(WEATHER, CLOCK), must="clock"),
+            None,
+            [f'{OPEN}{{"name": "clock", "arguments": {{}}}}{CLOSE}'],
+            [GOOD],
+        ),
+        (ToolUse(functions=(WEATHER,)), SCHEMA, [GOOD, '{"sky": "blue", "degrees": 3}'], ["{}", "text", CALL]),
+        (ToolUse(functions=(STRICT,)), None, ["text", GOOD, f"x{GOOD} y{GOOD}z", "a <tool b"], [CALL, f"x {CALL}"]),
+        (ToolUse(functions=(STRICT,), has_many=False), None, ["text", GOOD, f"x{GOOD}"], [CALL, f"{GOOD}{GOOD}"]),
+        (None, SCHEMA, ['{"sky":"grey","degrees":0}', '{\n  "sky": "grey",\n  "degrees": -4\n}'], ["", GOOD]),
+    ],
+)
+def test_what_answers_the_grammar_allows(pair: Pair, use: Any, schema: Any, good: list[str], bad: list[str]) -> None:
+    grammar = grammar_of(use, schema, pair.tokenizer)
+    assert [fits(grammar, pair, text) for text in good] == [True] * len(good)
+    assert [fits(grammar, pair, text) for text in bad] == [False] * len(bad)
+
+
+def test_any_text_will_do_for_tools_that_need_not_be_called_and_are_not_strict(pair: Pair) -> None:
+    assert grammar_of(ToolUse(functions=(WEATHER,)), None, pair.tokenizer) is None
+
+
+def test_a_template_that_knows_calls_is_given_tools_and_another_model_is_told_of_them() -> None:
+    class Tokenizer:
+        chat_template = ""
+
+    use, tokenizer = ToolUse(functions=(WEATHER,)), Tokenizer()
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"town": "Rome"}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    system, asked, result = told(messages, use, tokenizer)[0]
+    assert system["content"].startswith("Be brief.\n\nYou may call functions.")
+    assert '"name": "weather"' in system["content"]
+    assert CallReader(["weather"]).push(asked["content"], is_last=True)[1][0].arguments == '{"town": "Rome"}'
+    assert (result["role"], "sunny" in result["content"]) == ("user", True)
+    tokenizer.chat_template = "... <tool_call> ..."
+    assert told(messages, use, tokenizer) == (messages, [{"type": "function", "function": WEATHER}])
+    assert told(messages, None, tokenizer) == (messages, None)
