@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from distributions import Request, finish, largest_difference
+from distributions import Request, finish, largest_difference, unchecked
+from engine_cases import ENDS, VOCAB, models_of
+from kinds import needs_compiler
 from policies_list import heads_for, policies
 from scipy.stats.contingency import chi2_contingency
 
@@ -43,6 +45,8 @@ RULES: dict[str, dict[str, dict[int, str]]] = {
 class Automaton:
     """A matcher that is a table: the tokens that may follow in each state, and the states after them."""
 
+    SIZE = 4
+
     def __init__(self, rules: dict[str, dict[int, str]], state: str = "begin"):
         self._rules, self._state = rules, state
 
@@ -51,11 +55,11 @@ class Automaton:
         return not self._rules[self._state]
 
     def allowed(self) -> torch.Tensor:
-        return torch.tensor([self.is_over or token in self._rules[self._state] for token in range(4)])
+        return torch.tensor([self.is_over or token in self._rules[self._state] for token in range(self.SIZE)])
 
     def forced(self) -> list[int]:
         found, state = [], self._state
-        while len(self._rules[state]) == 1:
+        while len(self._rules[state]) == 1 and len(found) < 9:
             ((token, state),) = self._rules[state].items()
             found.append(token)
         return found
@@ -64,7 +68,7 @@ class Automaton:
         self._state = self._rules[self._state][token]
 
     def fork(self) -> Matcher:
-        return Automaton(self._rules, self._state)
+        return type(self)(self._rules, self._state)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +177,49 @@ def test_tokens_without_a_choice_cost_no_pass_of_the_draft():
     (step,) = finish(session)
     assert (step.tokens, step.num_accepted, session.finish_reason) == ([2, 1, 0], 3, "grammar")
     assert Counted.passes == before
+
+
+def random_rules(seed: int) -> dict[str, dict[int, str]]:
+    """Rules over the vocabulary of the engines' cases: few tokens, one, or many in each state."""
+    rng, states = random.Random(seed), [f"s{i}" for i in range(7)]
+    rules: dict[str, dict[int, str]] = {"over": {}}
+    for state in ["begin", *states]:
+        num = rng.choice([1, 1, 2, 5, 40, VOCAB])
+        rules[state] = {token: rng.choice(states) for token in rng.sample(range(VOCAB), num)}
+        if rng.random() < 0.3:
+            rules[state] |= {rng.randrange(VOCAB): "over", ENDS[0]: "over"}
+    return rules
+
+
+class WideAutomaton(Automaton):
+    SIZE = VOCAB
+
+
+@needs_compiler
+@pytest.mark.parametrize("verification", ["token", "block", "compare"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0), Sampling(temperature=1.3), Sampling(top_p=0.8, repetition_penalty=1.3)]
+)
+def test_compiled_code_decides_as_the_host_does(sampling: Sampling, verification: str):
+    """Catches a mask or a forced token in another place, uniforms that one of them uses up, a rule that sees other evidence."""
+    models = models_of("native")
+    num_forced, ends = 0, Counter[str]()
+    with unchecked():
+        for i, (name, policy) in enumerate(policies(heads_for(32, VOCAB), 6).items()):
+            if policy.engine() is not None or (policy.drops_last and verification != "compare" and not sampling.is_greedy):
+                continue
+            for seed in (i, i + 100):
+                matcher = WideAutomaton(random_rules(seed))
+                steps = []
+                for by_host in (False, True):
+                    session = models.session(policy, sampling, verification, seed=seed, by_host=by_host, grammar=matcher.fork())
+                    taken = finish(session)
+                    steps.append([(step.tokens, step.num_drafted, step.num_accepted, step.stop_reason) for step in taken])
+                assert steps[0] == steps[1], (name, seed)
+                num_forced += sum(1.0 in step.judged for step in taken)
+                ends[str(session.finish_reason)] += 1
+    assert num_forced > 0
+    assert set(ends) == {"grammar", "eos", "length"}
 
 
 def test_rows_of_a_grammar_and_tokens_that_fit_leave_the_matcher_where_it_was():

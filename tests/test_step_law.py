@@ -20,6 +20,7 @@ from torch import Tensor
 import specdecpp as sd
 from specdecpp import Sampling
 from specdecpp.decoder import encode
+from specdecpp.grammar import Matcher, allowed_rows, restricted
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import probabilities
@@ -70,6 +71,7 @@ class One:
     sampling: Sampling = WARM
     context: Answer = (2, 0, 1)
     streams: tuple[Given, Given] = field(default_factory=lambda: (Given(), Given()))
+    grammar: Matcher | None = None
 
     @cached_property
     def request(self) -> Request:
@@ -81,6 +83,7 @@ class One:
             verification=verifications()[self.verification],
             sampling=self.sampling,
             randomness=self.streams,
+            grammar=self.grammar,
         )
 
     def plan(self, drawn: list[float], tested: list[float]) -> Plan:
@@ -102,6 +105,8 @@ class One:
         answers = [a for n in range(self.longest) for a in itertools.product(range(3), repeat=n)]
         model = (self.models.target, self.models.draft)[which]
         raw = {a: model.new_cache().extend([*self.context, *a], rows=1)[0] for a in answers}
+        if self.grammar is not None:
+            raw = {a: restricted(row, allowed_rows(self.grammar, [*a])[-1]) for a, row in raw.items()}
         return {a: probabilities(row.double(), self.sampling)[0] for a, row in raw.items()}
 
     def cells(self, engine: Any) -> Iterator[Cell]:
@@ -151,8 +156,30 @@ BATCHES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def alone(rule: str, verification: str, sampling: str) -> list[dict[str, Any]]:
-    return [{"policy": RULES[rule](), "verification": verification, "sampling": SAMPLINGS[sampling]}]
+class NoRepeats:
+    """A grammar without an end: no token comes twice in a row, though a text may have any."""
+
+    is_over = False
+
+    def __init__(self, last: int = -1):
+        self._last = last
+
+    def allowed(self) -> Tensor:
+        return torch.arange(3) != self._last
+
+    def forced(self) -> list[int]:
+        return []
+
+    def push(self, token: int) -> None:
+        self._last = token
+
+    def fork(self) -> Matcher:
+        return NoRepeats(self._last)
+
+
+def alone(rule: str, verification: str, sampling: str, grammar: Matcher | None = None) -> list[dict[str, Any]]:
+    how = {"policy": RULES[rule](), "verification": verification, "sampling": SAMPLINGS[sampling], "grammar": grammar}
+    return [how]
 
 
 FILTERED = [(*case, s) for s in ("top-p", "min-p") for case in [("cumulative q", "token"), ("fixed", "block")]]
@@ -163,6 +190,10 @@ CASES = [
         for kind, marks in (("host", ()), ("native", needs_compiler), ("device", ()))
         for i, case in enumerate(SINGLE)
         if kind != "host" or i % 4 == 0  # each verification twice: test_law.py has the others
+    ),
+    *(
+        pytest.param("native", lambda c=case: alone(*c, NoRepeats()), None, id=f"grammar: {case}", marks=needs_compiler)
+        for case in itertools.product(RULES, ("token", "block"), ("warm",))
     ),
     *(
         pytest.param("native", lambda name=name: BATCHES[name], num, id=f"native: {name}", marks=needs_compiler)

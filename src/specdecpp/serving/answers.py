@@ -5,7 +5,7 @@ Both carry the block `speculative`: the metrics of the request under vLLM's name
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -132,14 +132,14 @@ class Answer:
         steps that show nothing."""
         key = id if self._plan.details else attrgetter("index")
         groups = [list(group) for _, group in groupby(events, key)]
-        return [chunk for group in groups if (chunk := self._chunk_of(group, queue_s))]
+        return [chunk for group in groups for chunk in self._chunks_of(group, queue_s)]
 
     def closing(self) -> Chunk | None:
         """The usage, where the request asks for it."""
         return self._chunk([], usage=self.usage) if self._includes_usage else None
 
-    def _chunk_of(self, events: Sequence[StepEvent], queue_s: float | None) -> Chunk | None:
-        """A chunk with steps of one answer."""
+    def _chunks_of(self, events: Sequence[StepEvent], queue_s: float | None) -> Iterator[Chunk]:
+        """A chunk with steps of one answer; calls never come in the first one of an answer, where clients take no call."""
         choice, last = self.choices[events[-1].index], events[-1]
         is_first, offset = not choice.steps, sum(scored.num_shown for scored in choice.scores)
         num_before, num_calls = len(choice.text), len(choice.calls)
@@ -148,17 +148,19 @@ class Answer:
         text, calls = choice.text[num_before:], choice.calls[num_calls:]
         scores = [scored for event in events if event.evidence for scored in event.evidence.scores]
         if not (text or calls or scores or last.step.finish_reason or self._plan.details or is_first):
-            return None
+            return
+        if is_first and calls:
+            yield self._chunk([self._choice(choice, "", (), (), None, delta={"role": "assistant", "content": ""})])
         speculative: Json = {"step": choice.details[-1]} if self._plan.details else {}
         if last.step.finish_reason is not None and last.index == len(self.choices) - 1:
             speculative |= self._speculative(queue_s)
-        delta: Json = {"role": "assistant"} if is_first else {}
+        delta: Json = {"role": "assistant"} if is_first and not calls else {}
         delta |= {"content": text} if text or not calls else {}
         if calls:
             delta["tool_calls"] = [schema.ToolCallDelta(index=i, **_call(call)) for i, call in enumerate(calls, num_calls)]
         reason = choice.finish_reason if last.step.finish_reason else None
         part = self._choice(choice, text, calls, scores, reason, offset=offset, delta=delta)
-        return self._chunk([part], speculative=speculative)
+        yield self._chunk([part], speculative=speculative)
 
     def _choice(
         self,
@@ -221,7 +223,7 @@ class Answer:
 
 
 def _call(call: Call) -> Json:
-    return {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _token(text: str, logprob: float) -> Json:

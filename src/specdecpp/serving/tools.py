@@ -20,6 +20,8 @@ _TOLD = (
     f'between tags:\n{OPEN}\n{{"name": <function name>, "arguments": <JSON object>}}\n{CLOSE}'
 )
 _ANY = {"type": "object"}
+MOST = 16
+"""Calls of an answer that has to call something: some models go on for ever."""
 Json = dict[str, Any]
 
 

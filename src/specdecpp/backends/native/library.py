@@ -66,6 +66,11 @@ def _fields(kind: str, names: str) -> list[tuple[str, Any]]:
     return [(name, _TYPES[kind]) for name in names.split()]
 
 
+ON, STOPPED, ENDED, UNSCORED = range(4)
+"""Reasons of `step.h` why drafting ended: the limit, the rule, the end of the text, or a grammar that allows nothing that the
+draft scores."""
+
+
 class Head(ctypes.Structure):
     """The acceptance head (`step.h`)."""
 
@@ -100,16 +105,16 @@ class Filters(ctypes.Structure):
 class Drafting(ctypes.Structure):
     """Inputs and outputs of `native_propose` (`step.h`)."""
 
-    _fields_ = _fields("pointer", "unread ends uniforms least head more tokens rows confidence accept")
+    _fields_ = _fields("pointer", "unread ends uniforms least head more allowed follow tokens rows confidence accept")
     _fields_ += _fields("double", "forward_s head_s value bias slope")
-    _fields_ += _fields("int", "why num num_unread num_ends start limit evidence judges_by_q scores")
+    _fields_ += _fields("int", "why num drawn read num_unread num_ends start limit most evidence judges_by_q scores")
     _fields_ += [("sampling", Filters)]
 
 
 class Verifying(ctypes.Structure):
     """Inputs and outputs of `native_verify` (`step.h`)."""
 
-    _fields_ = _fields("pointer", "tokens uniforms q logits overlaps") + _fields("long", "next")
+    _fields_ = _fields("pointer", "tokens uniforms q allowed logits overlaps") + _fields("long", "next")
     _fields_ += _fields("double", "forward_s") + _fields("int", "num_accepted num_tokens num start verification")
     _fields_ += [("sampling", Filters)]
 

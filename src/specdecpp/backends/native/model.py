@@ -301,7 +301,7 @@ class NativeModel:
             cache.held = draft.held = end
 
     def propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting]) -> None:
-        """Draw draft tokens of several requests. A cache then holds all but the last of its own."""
+        """Draw draft tokens of several requests. A cache then holds those that it has read: all but the last ones."""
         if self.subset is None:
             self._propose(caches, tasks, None)
             return
@@ -314,13 +314,14 @@ class NativeModel:
 
     def _propose(self, caches: Sequence[NativeCache], tasks: Sequence[Drafting], subset: Subset | None) -> None:
         """`propose` for requests that all have q over a subset and their own tokens, or (None) over all tokens."""
-        nums = [task.num_unread + task.limit for task in tasks]
+        nums = [task.num_unread + max(task.limit, task.most) for task in tasks]
+        given = [task.num for task in tasks]
         self._run("native_propose", caches, tasks, nums, subset and subset.handle)
-        for cache, task in zip(caches, tasks, strict=True):
-            cache.held = task.start + task.num_unread
-            if cache.text is not None and task.num > 1:
-                cache.note((ctypes.c_int64 * (task.num - 1)).from_address(task.tokens)[:])
-            cache.held += max(0, task.num - 1)
+        for cache, task, num in zip(caches, tasks, given, strict=True):
+            cache.held = task.start + min(task.read, task.num_unread)
+            if cache.text is not None and (more := task.read - task.num_unread) > 0:
+                cache.note((ctypes.c_int64 * (num + more)).from_address(task.tokens)[num:])
+            cache.held = task.start + task.read
 
     def verify(self, caches: Sequence[NativeCache], tasks: Sequence[Verifying]) -> None:
         """Read tokens and draft tokens of several requests in one pass, and test them. A cache then holds all of its own."""

@@ -17,22 +17,23 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from specdecpp.backends.native.library import Drafting, Filters, Head, Verifying
+from specdecpp.backends.native.following import Columns, Following
+from specdecpp.backends.native.library import ENDED, ON, STOPPED, UNSCORED, Drafting, Filters, Head, Verifying
 from specdecpp.backends.native.model import NativeCache
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.copying import Copying, propose
+from specdecpp.grammar import allowed_rows
 from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Evidence, Stop
 from specdecpp.sampling import Uniforms, seen_rows
 from specdecpp.scheduler import Reading
-from specdecpp.step import Host, Plan, Request, Result, Rows
+from specdecpp.step import NOT_SCORED, Host, Plan, Request, Result, Rows
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification, Verification
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
 _EVIDENCE = {evidence: i for i, evidence in enumerate(Evidence)}
 _OF_Q = Evidence.LAST_Q, Evidence.PRODUCT_OF_Q, Evidence.NEGATIVE_ENTROPY
-_ON, _STOPPED, _ENDED = 0, 1, 2
 _COMPARE = 2
 _SAMPLED = {TokenVerification: 0, BlockVerification: 1, CompareVerification: _COMPARE}
 _GREEDY = {GreedyVerification: 0, CompareVerification: _COMPARE}
@@ -53,8 +54,6 @@ class Native:
         """Reason why a request cannot be run here; None where it can."""
         if not (type(request.target) is NativeCache and type(request.draft) in (NativeCache, SuffixDrafter)):
             return "its models are not both run by compiled code"
-        if request.grammar is not None:
-            return "its grammar is asked token by token"
         if not all(isinstance(stream, Uniforms) for stream in request.randomness):
             return "its randomness is no stream of uniforms"
         if _code(request) is None:
@@ -109,13 +108,14 @@ def _together(batch: list[tuple[Any, Any]]) -> dict[int, Any]:
     verifying = [(half, task) for half, what in batch if (task := half.verifies(what)) is not None]
     if verifying:
         verifying[0][0].target.model.verify([half.target for half, _ in verifying], [task for _, task in verifying])
-    draft_s = _shared(drafted - started, {half: task.num_unread + max(0, task.num - 1) for half, task in drafting})
+    draft_s = _shared(drafted - started, {half: task.read for half, task in drafting})
     verify_s = _shared(_now() - drafted, {half: task.num_tokens for half, task in verifying})
     return {id(what): half.result(what, draft_s.get(half, 0.0), verify_s.get(half, 0.0)) for half, what in batch}
 
 
 def _shared(seconds: float, rows: dict[Any, int]) -> dict[Any, float]:
-    return {one: seconds * num / sum(rows.values()) for one, num in rows.items()}
+    whole = sum(rows.values()) or 1
+    return {one: seconds * num / whole for one, num in rows.items()}
 
 
 class _Prompt:
@@ -185,9 +185,15 @@ class _Steps:
         self._given = (ctypes.c_int64 * (num + 1))(unread[-1], *tokens), (ctypes.c_double * (num + 1))(*uniforms)
         task.tokens, task.uniforms = map(ctypes.addressof, self._given)
         task.num_tokens, task.num = num + 1, num
+        self._allowed = self._allowed_after(plan, tokens)
+        task.allowed = None if self._allowed is None else self._allowed.data_ptr()
         self._logits = torch.empty(num + 1, self.target.vocab_size) if plan.wants_rows else None
         task.logits = None if self._logits is None else self._logits.data_ptr()
         return task
+
+    def _allowed_after(self, plan: Plan, tokens: list[int]) -> torch.Tensor | None:
+        """Tokens that a grammar allows behind none, one, ... all of the draft tokens [K + 1 V]; None without a grammar."""
+        return None if plan.request.grammar is None else allowed_rows(plan.request.grammar, tokens)
 
     def _result(self, tokens: list[int], *, q_rows: Any, **more: Any) -> Result:
         """The result of a verdict, whose uniforms are used up; `q_rows` gives q of the draft tokens, asked for by watchers."""
@@ -210,6 +216,7 @@ class _DraftedSteps(_Steps):
         self._drops = request.policy.drops_last
         self._draws: Any = request.randomness[0]
         self._rule: Any = None
+        self._following: Following | None = None
         self._make_room(0)
         ends = tuple(request.ends)
         self._ends = (ctypes.c_int64 * len(ends))(*ends)
@@ -223,31 +230,55 @@ class _DraftedSteps(_Steps):
             self._head = compiled_head(self._estimator)
             task.head = ctypes.addressof(self._head)
         task.judges_by_q = self._judges and self._head is None
+        if request.grammar is not None:
+            skips = request.policy.looks_ahead or not self._judges
+            self._following = Following(task, is_greedy=request.sampling.is_greedy, skips=skips)
 
     def drafts(self, plan: Plan) -> Drafting | None:
         decision, task = plan.decision, self._drafting
         rule: Any = decision.rule
         limit = decision.limit
-        task.num, task.why, task.value, task.forward_s, task.head_s = 0, _ON, 1.0, 0.0, 0.0
-        if not limit:
+        task.num, task.drawn, task.why, task.value, task.forward_s, task.head_s = 0, 0, ON, 1.0, 0.0, 0.0
+        if self._following is not None:
+            self._force(plan, self._following)
+        if task.num >= task.limit if self._following else not limit:
             return None
         if not rule.threshold(0) <= 1.0:
-            task.why = _STOPPED
+            task.why = task.why if task.num else STOPPED
+            return None
+        if task.why == ENDED:
             return None
         unread = plan.tokens[self.draft.length :]
         self.draft.settle(unread)
+        unread += self._tokens[: task.num]
         if len(unread) > 2:
             self.draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
         if limit > len(self._tokens):
             self._make_room(limit)
-        if self._rule is not rule or task.limit != limit:
+        if self._following is None and (self._rule is not rule or task.limit != limit):
             self._follow(rule, limit)
         uniforms = () if self._sampling.is_greedy else self._draws.peek(len(self._least))
         self._drawing = (ctypes.c_int64 * len(unread))(*unread), (ctypes.c_double * len(uniforms))(*uniforms)
         task.unread, task.uniforms = map(ctypes.addressof, self._drawing)
         task.num_unread = len(unread)
         return task
+
+    def _force(self, plan: Plan, following: Following) -> None:
+        """Begin with the draft tokens that the grammar leaves no choice about."""
+        task, decision = self._drafting, plan.decision
+        rule: Any = decision.rule
+        most = max(decision.limit, decision.room)
+        if most > len(self._tokens):
+            self._make_room(most)
+        self._follow(rule, most)
+        columns = Columns(self._tokens, self._confidence, self._accept, self._rows)
+        grammar: Any = plan.request.grammar
+        following.begin(grammar, columns, limit=decision.limit, room=decision.room)
+        if task.num and rule.evidence is Evidence.SURVIVAL and self._judges:
+            task.value = math.prod(rule.read([1.0] * task.num))
+        if task.num and rule.evidence is Evidence.NEGATIVE_ENTROPY:
+            task.value = 0.0
 
     def _make_room(self, limit: int) -> None:
         """Have memory for so many draft tokens; what an earlier step wrote there is over."""
@@ -262,7 +293,9 @@ class _DraftedSteps(_Steps):
     def _follow(self, rule: Any, limit: int) -> None:
         """Put a rule into the draft's call; it may be that of many steps."""
         task, least = self._drafting, rule.thresholds(limit)
-        reachable = next((i for i, value in enumerate(least, 1) if value > 1.0), limit)  # no evidence is above 1
+        reachable = limit
+        if self._following is None:  # no evidence is above 1
+            reachable = next((i for i, value in enumerate(least, 1) if value > 1.0), limit)
         self._rule, self._least = rule, (ctypes.c_double * reachable)(*least[:reachable])
         task.least, task.limit, task.evidence = ctypes.addressof(self._least), limit, _EVIDENCE[rule.evidence]
         task.scores = rule.score is not None
@@ -272,17 +305,20 @@ class _DraftedSteps(_Steps):
     def verifies(self, plan: Plan) -> Verifying:
         task = self._drafting
         if not self._sampling.is_greedy:
-            self._draws.take(task.num)
-        is_dropped = self._drops and task.num > 0 and task.why == _STOPPED
+            self._draws.take(task.drawn)
+        is_dropped = self._drops and task.num > 0 and task.why == STOPPED
         self._verified = self._tokens[: task.num - is_dropped]
         return self._asked(plan, self._verified)
+
+    def _allowed_after(self, plan: Plan, tokens: list[int]) -> torch.Tensor | None:
+        return self._following and self._following.rows()
 
     def _stop(self, plan: Plan) -> Stop:
         """Reason why drafting ended."""
         task, rule = self._drafting, plan.decision.rule
-        if task.why == _STOPPED and rule is not None:
+        if task.why == STOPPED and rule is not None:
             return rule.why(task.num, task.value)
-        return END_OF_TEXT if task.why == _ENDED else plan.decision.at_limit
+        return {ENDED: END_OF_TEXT, UNSCORED: NOT_SCORED}.get(task.why, plan.decision.at_limit)
 
     def result(self, plan: Plan, draft_s: float, verify_s: float) -> Result:
         rule: Any = plan.decision.rule

@@ -32,6 +32,13 @@ class Seen {
   std::vector<int64_t> added_;
 };
 
+// Sets the logits x [n] of tokens that are not allowed to minus infinity; whether any is left. `ids` are the tokens (null: all in
+// their order).
+static bool restrict_to(const uint8_t* allowed, float* x, int n, const int32_t* ids) {
+  for (int i = 0; i < n; ++i) x[i] = allowed[ids ? ids[i] : i] ? x[i] : -INFINITY;
+  return largest(x, n) > -INFINITY;
+}
+
 // Logits x [n], of these tokens (null: of all in their order).
 static void penalise(float* x, int n, const Sampling& s, const int32_t* ids = nullptr) {
   for (int i = 0; s.seen && i < n; ++i)

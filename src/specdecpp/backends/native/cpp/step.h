@@ -20,7 +20,7 @@ struct Head {
 };
 enum { LOG_Q, ENTROPY, GAP, DEPTH };
 enum { NOTHING, LAST_Q, PRODUCT_OF_Q, NEGATIVE_ENTROPY, SURVIVAL };  // the evidence that a rule looks at
-enum { ON, STOPPED, ENDED };
+enum { ON, STOPPED, ENDED, UNSCORED };
 enum { TOKEN, BLOCK, COMPARE };  // verifications
 
 // Inputs and outputs of native_propose. With a `limit` of 0 the draft only reads `unread`.
@@ -29,15 +29,18 @@ struct Drafting {
   const double *uniforms, *least;
   const Head* head;
   const Subset* more;           // tokens that are scored beside those of the call's `subset`, or null
+  const uint8_t* allowed;       // [places, v] tokens that a grammar allows behind 0, 1, 2, ... draft tokens, or null
+  void (*follow)();             // takes the last draft token into the grammar: fills in `allowed`, adds what is forced
   // Outputs:
   int64_t* tokens;              // draft tokens
   float* rows;                  // [limit, v] q or, greedily, logits
   double *confidence, *accept;  // q of each, and the probability that it is accepted
   double forward_s, head_s;     // seconds; those of a pass are shared by rows
-  double value;                 // evidence
+  double value;                 // evidence, input too
   double bias, slope;           // input: the score that estimates are read with, where there is one
-  int32_t why, num;             // outputs: ON, STOPPED or ENDED; how many draft tokens there are
-  int32_t num_unread, num_ends, start, limit, evidence, judges_by_q, scores;
+  int32_t why, num;             // ON, STOPPED, ENDED or UNSCORED; how many draft tokens there are; inputs too
+  int32_t drawn, read;          // outputs: how many of these were drawn; how many tokens the draft has read, unread ones included
+  int32_t num_unread, num_ends, start, limit, most, evidence, judges_by_q, scores;  // `limit` may grow to `most` by what is forced
   Sampling sampling;
 };
 // Inputs and outputs of native_verify. With a `num` of -1 the target only reads `tokens`.
@@ -45,6 +48,7 @@ struct Verifying {
   const int64_t* tokens;   // those the target has not read, then the draft tokens
   const double* uniforms;  // one for each draft token, and one for the token that follows
   const float* q;
+  const uint8_t* allowed;  // [num + 1, v] tokens that a grammar allows, or null
   // Outputs:
   float* logits;           // [num + 1, v] before sampling, or null
   double* overlaps;        // [num] sum min(p, q) of each draft token that the ratio test looked at, or null
@@ -128,7 +132,8 @@ struct Drawing {
     }
     spreads = d.evidence == NEGATIVE_ENTROPY || (d.head && (d.head->reads(ENTROPY) || d.head->reads(GAP)));
     reads_q = d.head || d.judges_by_q || d.evidence == LAST_Q || d.evidence == PRODUCT_OF_Q || spreads;
-    d.value = 1.0, d.why = ON, d.num = 0, d.forward_s = d.head_s = 0;
+    for (int i = 0; i < d.num; ++i) seen.add(d.tokens[i]);
+    d.drawn = d.read = 0, d.forward_s = d.head_s = 0;
   }
 
   // Whether there is to be one more.
@@ -165,6 +170,10 @@ struct Drawing {
     static thread_local std::vector<float> held;
     if (d.more) x = with_own(x, state);
     if (d.head && d.head->lags && d.num) judge(d.num - 1, state);
+    if (d.allowed && !restrict_to(d.allowed + size_t(d.num) * vocab, x, size, ids)) {
+      d.why = UNSCORED;
+      return;
+    }
     bool needs_q = is_drawn || reads_q;
     if (needs_q && (ids || !is_drawn)) held.resize(size);
     float* p = ids || !is_drawn ? held.data() : row();
@@ -173,7 +182,7 @@ struct Drawing {
     int64_t place;
     if (is_drawn) {
       distribution(x, size, d.sampling, p);
-      place = draw(p, size, d.uniforms[d.num]);
+      place = draw(p, size, d.uniforms[d.drawn]);
     } else {
       place = argmax(x, size);
       if (reads_q) softmax(x, size, 1.0f, p);
@@ -191,8 +200,21 @@ struct Drawing {
     if (d.evidence == NEGATIVE_ENTROPY) d.value = -scalars[ENTROPY];
     if (d.judges_by_q || (d.head && !d.head->lags)) judge(d.num, state);
     seen.add(token);
-    pending = &token, start += n, n = 1, ++d.num;
+    pending = &token, start += n, n = 1, ++d.num, ++d.drawn;
     if (std::find(d.ends, d.ends + d.num_ends, token) != d.ends + d.num_ends) d.why = ENDED;
+    else if (d.follow) follow();
+  }
+
+  // What the grammar forces is read together with the token before it.
+  void follow() {
+    int before = d.num;
+    d.follow();
+    for (n += d.num - before; before < d.num; ++before) {
+      if (d.evidence == SURVIVAL && (d.judges_by_q || d.head)) d.value *= scored(d, 1.0);
+      if (d.evidence == LAST_Q) d.value = 1.0;
+      if (d.evidence == NEGATIVE_ENTROPY) d.value = 0.0;
+      seen.add(d.tokens[before]);
+    }
   }
 };
 
@@ -213,6 +235,7 @@ extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting*
       bool draws = one.goes_on();
       if (!draws && !(is_first && one.d.limit == 0)) continue;
       if (draws) on.push_back(&one);
+      one.d.read += one.n;
       parts.push_back({one.seq, one.start, one.n, draws, 0});
       tokens.insert(tokens.end(), one.pending, one.pending + one.n);
     }
@@ -331,6 +354,7 @@ extern "C" void native_verify(Model* m, int threads, Sequence** seqs, Verifying*
     float *x = logits + rows[i] * vocab, *end = logits + rows[i + 1] * vocab;
     v.forward_s = v.num_tokens * row_s;
     if (v.num < 0) return;
+    for (int k = 0; v.allowed && k <= v.num; ++k) restrict_to(v.allowed + k * vocab, x + k * vocab, int(vocab), nullptr);
     if (v.logits) std::copy(x, end, v.logits);
     v.num_accepted = (v.sampling.temperature > 0 ? accepted : agreed)(v, x, v.tokens + v.num_tokens - v.num, int(vocab), &v.next);
   };
