@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from distributions import unchecked
+from gguf_files import model_of, written
 
 from specdecpp import Pair, cache_dir, load_pair
 from specdecpp.backends import EagerModel, LeanModel, NativeModel, native, probe
 from specdecpp.errors import BackendError
 from specdecpp.loading import checks, choice
+from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.models import Checkpoint
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
@@ -175,3 +177,25 @@ def test_figures_of_a_busy_machine_are_believed_for_ten_minutes(home: Path) -> N
         then = time.time() - cache_dir.BELIEVED_S - 10
         os.utime(file, (then, then))
         assert (cache_dir.recall("costs", {"a": 1}) is not None) == is_steady
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+def test_a_draft_that_rounding_changes_too_much_has_exact_activations_and_the_target_has_not(
+    home: Path, tmp_path: Path
+) -> None:
+    """Catches a target that is slower because of its draft: what rounding leaves of a draft concerns the draft alone."""
+    target, draft = (model_of(head_dim=16, seed=seed) for seed in (1, 2))
+    with torch.no_grad():
+        for layer in draft.model.layers:
+            layer.input_layernorm.weight[::32] = 15.0  # rounded beside it, all others of a block of 32 are 0
+            for matrix in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                matrix.weight[:, ::32] = 0.0
+        draft.model.norm.weight[::32] = 15.0
+        draft.lm_head.weight[:, ::32] = 0.0
+    files = tuple(written(tmp_path / f"{name}.gguf", model, "q8_0") for name, model in (("p", target), ("q", draft)))
+    with pytest.raises(BackendError, match="gives other logits"):
+        GGUF(files[1]).backend("native-int8", vocab_size=draft.config.vocab_size)
+    for kind in (None, "native-int8"):
+        pair = loaded(files, kind)
+        assert pair.backends.startswith("native-int8 with native for the draft")
+        assert [model.activations for model in (pair.target, pair.draft)] == ["int8", "int16"]

@@ -2,6 +2,7 @@
 in the same way."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -87,9 +88,11 @@ class Target:
     @cached_property
     def writer(self) -> NativeModel | EagerModel:
         """A backend that reads many sequences in a pass: compiled code on a CPU, with activations in bytes where the file's
-        weights are quantised (a per cent off, and twice as fast); transformers elsewhere."""
+        weights are quantised and bear it (a per cent off, and twice as fast); transformers elsewhere."""
         for kind in ("native-int8", "native"):
-            if self.source.refusal(kind) is None:
+            if self.source.refusal(kind) is not None:
+                continue
+            with suppress(*[BackendError] * (kind == "native-int8")):
                 found = self.source.backend(kind, vocab_size=self.vocab_size, num_threads=torch.get_num_threads())
                 assert isinstance(found, NativeModel), "both kinds are"
                 return found

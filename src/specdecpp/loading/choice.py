@@ -6,7 +6,7 @@ are faster than one: on a busy machine, or in a container with fewer cores than 
 """
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -42,14 +42,17 @@ def choose(
     refused: dict[str, None] = {}
     for kind in kinds or BACKENDS:
         own = [(model, _kind(model, kind, is_order=is_order, is_draft=model is draft)) for model in models]
-        first, last = own[0][1], own[-1][1]
-        name = first if first == last else f"{first} with {last} for the draft"
+        name = _named(own)
         try:
             _check(own, is_order=is_order)
-            made = [model.backend(kind, vocab_size=vocab_size) for model, kind in own]
+            made = [own[0][0].backend(own[0][1], vocab_size=vocab_size)]
+            if draft is not None:
+                own[1], drafts = _drafting(*own[1], vocab_size=vocab_size)
+                made.append(drafts)
         except BackendError as error:
-            refused[f"{first if kind == 'native-int8' else name}: {str(error).rstrip('.')}"] = None
+            refused[f"{own[0][1] if kind == 'native-int8' else name}: {str(error).rstrip('.')}"] = None
         else:
+            name = _named(own)
             why = "as asked" if is_order else f"not others: {'; '.join(refused)}" if refused else "the first choice"
             if isinstance(made[0], NativeModel) and torch.get_num_threads() > 1:
                 num = _num_threads(made[0], target.identity)
@@ -68,6 +71,22 @@ def _kind(model: ModelSource, kind: str, *, is_order: bool, is_draft: bool) -> s
     if kind == "native-int8" and is_draft and model.refusal(kind):
         return "native"  # a draft without quantised weights is run with its exact ones
     return "eager" if kind == "lean" and not is_order and model.refusal("lean") else kind
+
+
+def _named(own: Sequence[tuple[ModelSource, str]]) -> str:
+    first, last = own[0][1], own[-1][1]
+    return first if first == last else f"{first} with {last} for the draft"
+
+
+def _drafting(draft: ModelSource, kind: str, *, vocab_size: int) -> tuple[tuple[ModelSource, str], Model]:
+    """A draft's backend and its kind. One that rounding to bytes changes too much is run with its exact activations, beside the
+    same target."""
+    try:
+        return (draft, kind), draft.backend(kind, vocab_size=vocab_size)
+    except BackendError:
+        if kind != "native-int8":
+            raise
+        return (draft, "native"), draft.backend("native", vocab_size=vocab_size)
 
 
 def _check(own: Iterable[tuple[ModelSource, str]], *, is_order: bool) -> None:
