@@ -73,7 +73,7 @@ def schema_of(form: AnyText | JsonObject | FittingJson | None) -> JsonSchema | N
 class AskedCall(Body):
     """A call in a message of the assistant; `arguments` is JSON."""
 
-    class Target(Body):
+    class Named(Body):
         name: Name
         arguments: str
 
@@ -86,7 +86,7 @@ class AskedCall(Body):
 
     id: str
     type: Literal["function"]
-    function: Target
+    function: Named
 
     @property
     def as_dict(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def grammar_of(use: ToolUse | None, schema: Any, tokenizer: Any) -> Grammar | No
         return None
     opening, closing = (tag if _is_token(tag, tokenizer) else json.dumps(tag) for tag in (OPEN, CLOSE))
     rules = [f'call: {opening} body {closing}\nbody: "\\n"? object "\\n"?\nobject: %json {json.dumps(use.schema)}']
-    calls = 'call ("\\n" call)*' if use.has_many else "call"
+    calls = f'call ("\\n" call){{0,{MOST - 1}}}' if use.has_many else "call"
     if use.must is not None:
         rules.append(f"start: {calls}")
     elif schema is not None:
