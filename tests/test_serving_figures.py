@@ -297,4 +297,4 @@ def test_openais_newer_fields_change_no_answer(server: Served, pair: Pair) -> No
     (named,) = ChatRequest.model_validate({"messages": [MESSAGE[0] | {"name": "ann"}]}).prompts
     tokenizer = deepcopy(pair.tokenizer)
     tokenizer.chat_template = "{% for m in messages %}{{ m['name'] }}: {{ m['content'] }}{% endfor %}"
-    assert encode(replace(pair, tokenizer=tokenizer), named) == encode(pair, f"ann: {TEXT}")
+    assert encode(replace(pair, tokenizer=tokenizer), named) == tokenizer(f"ann: {TEXT}", add_special_tokens=False).input_ids
