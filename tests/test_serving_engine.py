@@ -18,11 +18,11 @@ from specdecpp.errors import MissingExtraError
 from specdecpp.policies import MaxConfidence
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.scheduler import outcome_of
-from specdecpp.serving import answers
-from specdecpp.serving.answers import EventQueue
+from specdecpp.serving import exchange
 from specdecpp.serving.engine import End, EngineThread, Job, Part, StepEvent
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import LEAST, Recorder
+from specdecpp.serving.exchange import EventQueue
 from specdecpp.serving.schema import CompletionRequest
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.serving.validation import RequestValidator
@@ -225,7 +225,7 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
             if given.session is None:
                 given.begin()
             elif (outcome := outcome_of(given.session)) is not None:
-                given.record(outcome)
+                given.record(outcome, time.monotonic())
             held += [weakref.ref(session.target) for session in [given.session] if session is not None]
         given.free()
         assert held
@@ -237,7 +237,7 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
 @pytest.mark.parametrize("pause_s", [0.0, 0.0005])
 def test_every_event_arrives_in_order(pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches an event that is put between a tick and its end, and waits for ever; and events of another request."""
-    monkeypatch.setattr(answers, "PAUSE_S", 0.002)
+    monkeypatch.setattr(exchange, "PAUSE_S", 0.002)
 
     def put(queue: EventQueue, num: int) -> None:
         for i in range(num):
@@ -261,7 +261,7 @@ def test_every_event_arrives_in_order(pause_s: float, monkeypatch: pytest.Monkey
 def test_the_first_event_and_the_end_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a first text or an error that waits for others, events that are sent one by one, and a put that fails when the
     event loop has gone."""
-    monkeypatch.setattr(answers, "PAUSE_S", 1e9)
+    monkeypatch.setattr(exchange, "PAUSE_S", 1e9)
 
     async def one() -> EventQueue:
         queue = EventQueue()

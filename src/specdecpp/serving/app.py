@@ -128,7 +128,7 @@ async def native_completion(body: NativeRequest, request: Request, state: State)
 
 @native.get("/props", responses={"4XX": ERRORS["4XX"]})
 async def properties(state: State) -> Props:
-    """What this server has and does by default, under llama.cpp's names."""
+    """Properties and defaults of this server, under llama.cpp's names."""
     return props(state.validator.pair, state.settings, name=state.model.id, version=__version__)
 
 

@@ -170,7 +170,7 @@ class NativeAnswer(Answer):
 
 
 class Props(BaseModel):
-    """What the server has and does by default."""
+    """Properties of a server: what it has, and does by default."""
 
     default_generation_settings: dict[str, Any]
     total_slots: int = Field(description="Requests that are decoded at once.")

@@ -29,6 +29,8 @@ OPERATIONS = [
     ("/v1/models/{name}", "GET"),
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
+    ("/completion", "POST"),
+    ("/props", "GET"),
 ]
 
 # Shape checks of the server, in a thread of this process, draw from `random`; hypothesis takes these draws for its own.
