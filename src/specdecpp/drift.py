@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from math import log, log1p
+from math import inf, log, log1p
 from pathlib import Path
 from statistics import fmean
 from time import strftime
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 RATE = 1e-3
-"""The chance, at most, that a process ever warns while its requests are like those of the check (`Fall`). It is divided among
-figures, ways to decode and beginnings; half of it is for a rise, of which nothing is said."""
+"""The chance, at most, that a process ever warns while its requests are like those of the check (`Fall`). Figures, ways to
+decode and beginnings have shares of it, in all twice as much, since half is for rises, of which nothing is said."""
 LEAST, TESTED = 16, 32
 """Requests of a check below which nothing is compared, and tested draft tokens that figures are made of at least: shorter
 requests are put together."""
@@ -56,6 +56,7 @@ class Figures(NamedTuple):
 
 MARGINS = Figures(0.02, 0.005)
 """Falls that are not worth a warning."""
+NAMES = ("acceptance", "acceptance beyond what was expected of it")
 
 
 def figures(steps: Iterable[Step]) -> Figures | None:
@@ -96,26 +97,26 @@ class Fall:
         freedom, size, fall = self._num + num - 2, self._num * num / (self._num + num), total / num
         rest = self._squares + squares - num * fall**2
         if fall <= 0:
-            return -log(num + 1)  # any number below 0 will do
+            return -inf  # where it rose instead
         ratio, wide = fall**2 * size / max(rest, 1e-9), 1 + EFFECT * size
         return (freedom + 1) / 2 * (log1p(ratio) - log1p(ratio / wide)) - log(wide) / 2
 
 
 class Comparison:
-    """Requests of one way to decode beside figures `rows` of a check. `is_alike`: they were found in the same way; elsewhere
-    acceptance alone is compared. `rate` is the chance that it ever sees a fall where there is none, if rises counted too."""
+    """Requests of one way to decode beside figures of a check, found in the same way (`is_alike`) or in another: then
+    acceptance alone is compared. `rate` is the chance, at most, that a change is seen where there is none."""
 
-    def __init__(self, rows: Sequence[Sequence[float | None]], *, is_alike: bool, rate: float):
+    def __init__(self, rows: Sequence[Figures], *, is_alike: bool, rate: float):
         columns = [[value for value in column if value is not None] for column in zip(*rows, strict=True)]
         used = [i for i, column in enumerate(columns) if len(column) >= LEAST and (is_alike or i == 0)]
-        self.is_alike, self.before = is_alike, [fmean(column) if column else None for column in columns]
-        self.falls = {i: Fall(columns[i], MARGINS[i] or 0.0) for i in used}
-        self.most = log(len(used) / rate) if used else 0.0
-        self.found = deque[Figures](maxlen=EVERY)
-        self._steps: list[Step] = []
+        self.is_alike = is_alike
+        self._falls = {i: Fall(columns[i], MARGINS[i] or 0.0) for i in used}
+        self._before = {i: fmean(columns[i]) for i in used}
+        self._most = log(max(1, len(used)) / rate)
+        self._found, self._steps = deque[Figures](maxlen=EVERY), list[Step]()
 
     def add(self, steps: Sequence[Step]) -> bool:
-        """True where the evidence suffices."""
+        """True where the evidence suffices after a request."""
         self._steps += steps
         if (found := figures(self._steps)) is None:
             return False
@@ -123,10 +124,15 @@ class Comparison:
         return self.saw(found)
 
     def saw(self, found: Figures) -> bool:
-        """True where it suffices after one more request."""
-        self.found.append(found)
-        values = [(fall, value) for i, fall in self.falls.items() if (value := found[i]) is not None]
-        return any([fall.add(value) >= self.most for fall, value in values])
+        """`add`, its figures being known."""
+        self._found.append(found)
+        values = [(fall, value) for i, fall in self._falls.items() if (value := found[i]) is not None]
+        return any([fall.add(value) >= self._most for fall, value in values])
+
+    def means(self) -> list[tuple[int, float, float]]:
+        """(figure, its mean over the last requests, its mean at the check), of those that are compared and known."""
+        columns = {i: [value for one in self._found if (value := one[i]) is not None] for i in self._falls}
+        return [(i, fmean(column), self._before[i]) for i, column in columns.items() if column]
 
 
 class Watch:
@@ -153,19 +159,14 @@ class Watch:
 
     def _words(self, of: Comparison) -> str:
         assert self.kept is not None
-        now = [
-            fmean(value for value in column if value is not None) for i, column in enumerate(zip(*of.found)) if i in of.falls
-        ]
-        then = [value for i, value in enumerate(of.before) if i in of.falls]
-        names = ("acceptance", "acceptance beyond its estimate")
-        figures = ", ".join(f"{name} {x:.3f} (then {y:.3f})" for name, x, y in zip(names, now, then))
+        found = [f"{NAMES[i]} {now:.3f} (then {before:.3f})" for i, now, before in of.means()]
         other = [name for name, fact in self._made.items() if self.kept.made.get(name) != fact]
         other += [] if of.is_alike else ["the sampling or the rule"]
         return (
-            f"the target accepts fewer draft tokens than at the check of {self.kept.day}: {figures}. Answers are as right as they "
-            f"were, but slower. Changed since then: {', '.join(other) or 'nothing that is known'}. Causes may be a changed draft, "
-            "another quantisation, another chat template or none, another sampling, and text of another kind or language. "
-            "Measure anew with prompts like yours: specdecpp check --prompts FILE."
+            f"the target accepts fewer draft tokens than at the check of {self.kept.day}: {', '.join(found)}. Answers are as "
+            f"right as before, but slower. Changed since: {', '.join(other) or 'nothing that is known'}. Causes may be a "
+            "changed draft, another quantisation, another chat template or none, another sampling, and text of another kind "
+            "or language. To measure anew with prompts like yours: specdecpp check --prompts FILE."
         )
 
 
