@@ -98,14 +98,16 @@ def changed(names: Any, folder: Path, change: Callable[[torch.Tensor], torch.Ten
     return folder / "draft.gguf"
 
 
-def prompts_of(pair: Pair, *, is_plain: bool = False) -> list[list[int]]:
-    return [encode(pair, text if is_plain else [{"role": "user", "content": text}]) for text in practice_prompts()]
+def prompts_of(pair: Pair, num: int, *, is_plain: bool = False) -> list[list[int]]:
+    """Practice prompts, as many of every kind."""
+    texts = practice_prompts()[:: len(practice_prompts()) // num]
+    return [encode(pair, text if is_plain else [{"role": "user", "content": text}]) for text in texts]
 
 
 def decoded(pair: Pair, prompts: list[list[int]], temperature: float) -> tuple[int | None, list[Figures], str | None]:
     """(Requests until the warning, figures of all requests, the warning)."""
     decoder, noticed, found, warning = Decoder(pair), None, [], None
-    for num, i in enumerate(np.random.default_rng(1).permutation(len(prompts))[:REQUESTS], 1):
+    for num, i in enumerate(np.random.default_rng(1).permutation(len(prompts)), 1):
         output = decoder.generate(prompts[i], max_tokens=TOKENS, temperature=temperature)
         if figures := drift.figures(output.steps):
             found.append(figures)
@@ -155,10 +157,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", default="reference")
     parser.add_argument("--temperature", type=float, nargs="+", default=[1.0, 0.0])
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="Prompts of the check, and of each run.")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rng, result = np.random.default_rng(0), {"pair": args.pair, "requests": REQUESTS, "tokens": TOKENS, "rows": {}}
+    rng, result = np.random.default_rng(0), {"pair": args.pair, "requests": args.requests, "tokens": TOKENS, "rows": {}}
     with own_cache() as cache:
         names = shipped.names(args.pair)
         assert names is not None, f"there is no pair {args.pair}"
@@ -171,16 +174,16 @@ def main() -> None:
                 key = f"temperature {temperature:g}, " + ("head" if head else "no head")
                 pair = loaded(names, names.draft, head)
                 trial = check.Trial(seconds=3600, temperature=temperature, max_tokens=TOKENS)
-                kept = check.keep_figures(pair, prompts_of(pair), trial)
+                kept = check.keep_figures(pair, prompts_of(pair, args.requests), trial)
                 rows = kept["ways"][[*kept["ways"]][-1]]
-                noticed, same, _ = decoded(pair, prompts_of(pair), temperature)
+                noticed, same, _ = decoded(pair, prompts_of(pair, args.requests), temperature)
                 found = {"unchanged": line(rows, same, noticed, rng)}
                 noticed, other, warning = decoded(
-                    loaded(names, names.draft, head), prompts_of(pair, is_plain=True), temperature
+                    loaded(names, names.draft, head), prompts_of(pair, args.requests, is_plain=True), temperature
                 )
                 found["no chat template"] = line(rows, other, noticed, rng) | {"warning": warning}
                 for name, draft in drafts.items() if not head else ():  # a head of another draft is refused
-                    noticed, other, warning = decoded(loaded(names, draft, head), prompts_of(pair), temperature)
+                    noticed, other, warning = decoded(loaded(names, draft, head), prompts_of(pair, args.requests), temperature)
                     found[name] = line(rows, other, noticed, rng) | {"warning": warning}
                 for name, one in found.items():
                     print(key, name, one["means"], one["noticed"], one["draws"], flush=True)

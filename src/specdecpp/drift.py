@@ -225,7 +225,11 @@ def recalled(pair: "Pair") -> CheckFigures | None:
 def made_with(pair: "Pair") -> dict[str, Any]:
     """Facts that may explain a fall."""
     models = pair.identities or (pair.target_fingerprint, pair.draft_fingerprint)
-    found = {"the target": models[0], "the draft": models[1], "the chat template": pair.tokenizer.chat_template}
+    found = {
+        "the target": models[0],
+        "the draft": models[1],
+        "the chat template": getattr(pair.tokenizer, "chat_template", None),
+    }
     digests = {name: hashlib.sha256(text_of(fact).encode()).hexdigest()[:16] for name, fact in found.items()}
     return digests | {"the draft's name": _name(pair.draft_name)}
 
