@@ -1,7 +1,6 @@
 """Acceptance that falls: after how many requests it is noticed, and how often where nothing has changed.
 
     python benchmarks/drift.py                                  # the reference pair, 10 minutes
-    python benchmarks/drift.py --pair smollm2 --out FILE        # SmolLM2 with its draft
 
 A pair is checked as `specdecpp check` does (`check.keep_figures`). Then it decodes practice prompts with another draft, or
 without the chat template, until it warns. `noticed` is the number of requests in that run, None where it never warned. The
@@ -123,13 +122,16 @@ def drawn(rows: list[Figures], of: list[Figures], num: int, most: int, rng: np.r
 
 
 def line(rows: list[Figures], found: list[Figures], noticed: int | None, rng: np.random.Generator) -> dict[str, Any]:
+    if len(found) < 2:
+        return {"means": None, "noticed": noticed, "figures": len(found)}  # the rule has stopped drafting
+
     def spread(num: int) -> dict[str, Any]:
         got = [drawn(rows, found, num, REQUESTS, rng) for _ in range(DRAWS)]
         return {"within": fmean(n is not None for n in got), "median": median(n or REQUESTS + 1 for n in got)}
 
     means = [round(fmean(x for x in column if x is not None), 4) for column in zip(*found, strict=True)]
     sizes = [num for num in (32, 64, 128, len(rows)) if num <= len(rows)]
-    return {"means": means, "noticed": noticed, "draws": {str(num): spread(num) for num in sizes}}
+    return {"means": means, "noticed": noticed, "figures": len(found), "draws": {str(num): spread(num) for num in sizes}}
 
 
 def false_alarms(rows: list[Figures], rng: np.random.Generator) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def main() -> None:
                     noticed, other, warning = decoded(loaded(names, draft, head), prompts_of(pair, args.requests), temperature)
                     found[name] = line(rows, other, noticed, rng) | {"warning": warning}
                 for name, one in found.items():
-                    print(key, name, one["means"], one["noticed"], one["draws"], flush=True)
+                    print(key, name, one["means"], one["noticed"], one.get("draws"), flush=True)
                 result["rows"][key] = found | {"false alarms": false_alarms([*rows, *same], rng)}
                 args.out.write_text(json.dumps(result, indent=1) + "\n")
 
