@@ -93,7 +93,7 @@ def changed(names: Any, folder: Path, change: Callable[[torch.Tensor], torch.Ten
         return folder / "draft"
     from specdecpp.loading.gguf_writing import Precision, write
 
-    write(model, source.tokenizer(), folder / "draft.gguf", precision=Precision.f32)
+    write(model, source.tokenizer(), folder / "draft.gguf", precision=Precision.q8_0)
     return folder / "draft.gguf"
 
 
