@@ -43,6 +43,7 @@ def short_answers() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turns, "ANSWER", 12)
+        patch.setattr(check, "REQUESTS", 2)
         patch.setattr(turns.Turns, "_start", short)
         yield
     torch.set_num_threads(before)

@@ -58,6 +58,8 @@ class Output:
     """Sampling that the tokens were drawn under."""
     lossless: bool = True
     """True where the output has the target's own distribution; elsewhere `metrics.mean_tv` says how far from it."""
+    warning: str | None = None
+    """Set once acceptance has fallen against the pair's last check (`drift`), with what may have caused it."""
 
 
 class Decoder:
@@ -68,7 +70,8 @@ class Decoder:
     `costs`         costs of a step; by default a policy that needs them has them measured, once for a pair and a machine
     `lossless`      False admits a verification that changes the distribution (`lab.lossy`)
     `reuses`        False reads every prompt whole; by default compiled models read only what no earlier text began with
-    `remember`      False keeps requests from learning from each other, in this process and on disk (`memory`)
+    `remember`      False keeps requests from learning from each other, in this process and on disk (`memory`), and compares
+                    none with the pair's check (`drift`)
 
     A request with a seed sees the costs as measured and learns from itself only, so the seed gives the same answer again. The
     others correct the costs by the clock and begin with what earlier ones have learned; a compiled draft then reads only as
@@ -162,6 +165,7 @@ class Decoder:
             tail=costs.now.worth_reading(max_tokens) if isinstance(costs, CostClock) else None,
             experience=self.memory.practised(sampling) if is_apart else self.memory.experience(sampling),
             kept=self.pair.kept if self.reuses else None,
+            tally=None if matcher is not None else self.memory.tally(sampling, ids),
             grammar=matcher,
         )
 
@@ -264,6 +268,7 @@ def finished(session: Session, steps: Sequence[Step]) -> Output:
         metrics=metrics_of(session, steps),
         sampling=session.sampling,
         lossless=session.is_lossless,
+        warning=session.tally and session.tally.watch.warning,
     )
 
 

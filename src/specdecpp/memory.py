@@ -6,19 +6,20 @@ without one     corrected by the clock  experience, else practice       it knows
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from specdecpp import cache_dir
 from specdecpp.costs.clock import shares
+from specdecpp.drift import Tally, Watch, text_of
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.learning import Experience, settings, since
 from specdecpp.policy_spec import spec_of
 from specdecpp.sampling import Sampling
-from specdecpp.verify import Verification, is_lossless
+from specdecpp.verify import GreedyVerification, TokenVerification, Verification, at, is_lossless
 
 if TYPE_CHECKING:
     from specdecpp.costs.measuring import Known
@@ -89,6 +90,23 @@ class Memory:
             return None
         return self._known.practice.past(self.policy, costs, is_greedy=sampling.is_greedy)
 
+    def way(self, sampling: Sampling) -> dict[str, Any]:
+        """How requests under this sampling are decoded, whatever the pair."""
+        judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
+        of = {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
+        return of | ({} if is_lossless(self.verification) else {"verification": str(self.verification)})
+
+    def tally(self, sampling: Sampling, prompt: Sequence[int]) -> Tally | None:
+        """What compares a request with the pair's check; None where there was none, and where acceptance is not the ratio
+        test's."""
+        of = at(sampling, self.verification)
+        if not (self.remembers and self.pair.is_identified and isinstance(of, TokenVerification | GreedyVerification)):
+            return None
+        if "watch" not in self.pair.measured:
+            self.pair.measured["watch"] = Watch(self.pair)
+        watch: Watch = self.pair.measured["watch"]
+        return watch.kept and Tally(watch, text_of(self.way(sampling)), hash(tuple(prompt)))
+
     def experience(self, sampling: Sampling) -> Experience:
         """Lessons of requests without a seed under this sampling, those of earlier processes included."""
         if not self.remembers:
@@ -97,11 +115,7 @@ class Memory:
         if sampling not in self.experiences:
             pair, clock = self.pair, self.running_costs()
             now = clock and clock.now
-            judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
-            of: dict[str, Any] = {"method": 2}
-            of |= {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
-            of |= {"pair": [pair.target_fingerprint, pair.draft_fingerprint]}
-            of |= {} if is_lossless(self.verification) else {"verification": str(self.verification)}
+            of = {"method": 2, **self.way(sampling), "pair": [pair.target_fingerprint, pair.draft_fingerprint]}
 
             def keep(found: Mapping[str, Any]) -> None:
                 cache_dir.remember("experience", of, {**found, "shares": clock and shares(clock.now)})

@@ -67,6 +67,12 @@ class Step:
         return str(self.stop)
 
     @property
+    def chances(self) -> tuple[float, ...]:
+        """Acceptance of the draft tokens that were tested: `overlaps` where they are known, else what became of each."""
+        num = min(self.num_accepted + 1, self.num_drafted)
+        return self.overlaps[:num] if len(self.overlaps) >= num else tuple(float(i < self.num_accepted) for i in range(num))
+
+    @property
     def num_tokens(self) -> int:
         return len(self.pieces)
 

@@ -16,6 +16,7 @@ from specdecpp.backends.engines import engine_for
 from specdecpp.backends.kept import Kept
 from specdecpp.costs.curve import is_switch
 from specdecpp.detokenize import Detokenizer
+from specdecpp.drift import Tally
 from specdecpp.errors import PromptError
 from specdecpp.grammar import Matcher
 from specdecpp.metrics import FinishReason, Origin, Piece, Step
@@ -38,6 +39,7 @@ class Session:
     `randomness`       two independent streams, one to draft and one to verify
     `ends`             ids that end the text
     `costs`            costs of a step; a `CostClock` follows the clock, so stops then depend on times, as with `experience`
+    `tally`            sees all steps (`drift`)
     `tail`             tokens at the end of the text that a draft which can skip (`backends.Skips`) reads when first asked
     `grammar`          what the answer may be, as far as its beginning (`grammar.Grammar.matcher`)
 
@@ -64,6 +66,7 @@ class Session:
         lossless: bool = True,
         kept: Kept | None = None,
         tail: int | None = None,
+        tally: Tally | None = None,
         grammar: Matcher | None = None,
     ):
         check_request(
@@ -81,6 +84,7 @@ class Session:
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
         self.num_cached_tokens = target.length
+        self.tally = tally
         self.max_tokens = max_tokens
         self.ends = frozenset(ends)
         self.finish_reason: FinishReason | None = None
@@ -254,6 +258,8 @@ class Session:
             self._experience.add(self._memory)
         if isinstance(self._costs, CostClock) and self.finish_reason:
             self._costs.end()
+        if self.tally is not None:
+            self.tally.add(outcome)
         if self.finish_reason:
             self.release()
         return outcome

@@ -14,16 +14,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from math import isfinite
+from random import Random
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from specdecpp import drift
 from specdecpp.backends import ReadsBoth
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Interval
 from specdecpp.bench.rows import MIN_PROMPTS
 from specdecpp.bench.turns import FIRST, LENGTHS, Sums, Turns
+from specdecpp.decoder import Decoder, run
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Costs, Fixed, Policy
@@ -50,9 +53,12 @@ HARDLY = 0.05
 MOST = 20
 """Draft tokens a step that are considered on other machines."""
 USUAL_S, QUICK_S = 60.0, 15.0
+REQUESTS, REQUEST = 200, 64
+"""Answers, and tokens of each, whose figures are kept, at most."""
 
 Figure = Any
 """A number, or one for each resample."""
+Tell = Callable[[str], None]
 Pace = Callable[[Sums], Figure]
 """Time of a token, in passes of the target alone."""
 
@@ -344,3 +350,21 @@ def check(
             "(--minutes), or shorter prompts."
         )
     return end
+
+
+def keep_figures(pair: Pair, prompts: Sequence[Sequence[int]], trial: Trial, *, tell: Tell = lambda line: None) -> Any:
+    """Answer prompts by the default rule, for as long as the check at most, and keep the figures of the answers, so that it is
+    noticed when acceptance falls (`drift`). What is kept; None of a pair that has no fingerprints, and of too few answers."""
+    if not pair.is_identified:
+        return None
+    decoder, found = Decoder(pair), list[drift.Figures]()
+    until, most = perf_counter() + trial.seconds, min(REQUEST, trial.max_tokens)
+    for ids in Random(trial.seed).sample(prompts, min(len(prompts), REQUESTS)):
+        session = decoder.start(ids, max_tokens=most, sampling=trial.sampling)
+        session.tally = None
+        if figures := drift.figures(run(session)):
+            found.append(figures)
+        tell(f"acceptance of {len(found)} answers, to notice when it falls")
+        if perf_counter() > until:
+            break
+    return drift.keep(pair, drift.text_of(decoder.memory.way(trial.sampling)), found) if len(found) >= drift.LEAST else None

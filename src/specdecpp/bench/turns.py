@@ -175,7 +175,7 @@ class Turns:
         """Take in a stint. `is_first_draft`: its first step is the first of the prompt that drafts."""
         for step in steps:
             if not step.finish_reason:
-                tested = np.array(_accepted(step)).reshape(-1, 1)
+                tested = np.array(step.chances).reshape(-1, 1)
                 self.sums.depths[i, : len(tested)] += np.hstack([np.ones_like(tested), tested])
         timed = [r for r in steps[max(1, len(steps) // 2) :] if r.num_drafted == k]  # the end of an answer cuts steps short
         if not timed:
@@ -206,12 +206,6 @@ class Turns:
             head = sum(r.head_s for r in timed) / self._alone_s
             num_tokens, num_drafted = (sum(getattr(r, name) for r in timed) for name in ("num_tokens", "num_drafted"))
             self.sums.default[i] += num_tokens, num_drafted, ratio * sum(expected), head
-
-
-def _accepted(step: Step) -> Sequence[float]:
-    """Acceptance of the draft tokens that were tested: in expectation where that is known, else what became of them."""
-    num = min(step.num_accepted + 1, step.num_drafted)
-    return step.overlaps[:num] if len(step.overlaps) >= num else [float(i < step.num_accepted) for i in range(num)]
 
 
 def _read(session: Session, until: float) -> bool:

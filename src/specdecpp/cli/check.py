@@ -1,6 +1,7 @@
 """`specdecpp check`: whether a pair is worth it here, and what to do if not."""
 
 import sys
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,14 +42,18 @@ def check(
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
     top_p: TopP = 1.0,
     quick: Quick = False,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="At most N minutes.  [default: 1; quick: 1/4]")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="At most N minutes, and as long for figures that are kept.  [default: 1; quick: 1/4]"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a pair in a minute: is it worth it?
 
     Real steps on practice prompts: what a draft token and a target pass cost here, how often the target accepts what is
     drafted, which length or rule is therefore fastest, and what stands in the way. The estimate is refined until it is
-    tight or the time is over, loading not counted; Ctrl-C ends it with what is known.
+    tight or the time is over, loading not counted; Ctrl-C ends it with what is known. Then acceptance is measured and kept, so
+    that later requests show when it has fallen.
     """
     from specdecpp.bench import check as checking
     from specdecpp.bench import questions
@@ -64,14 +69,24 @@ def check(
     pair = names.load()
     print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
     sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
-    found = _checked(pair, sets, trial)
+    found = _checked(pair, sets, trial, _more(pair, texts))
     if as_json:
         print_json(advice.to_dict(found))
     else:
         _show(found)
 
 
-def _checked(pair: "Pair", sets: "Sequence[Questions]", trial: "Trial") -> "Check":
+def _more(pair: "Pair", texts: "Sequence[Questions]") -> list[tuple[int, ...]]:
+    """Prompts whose answers are compared with later ones: of the files, else practice prompts of every kind."""
+    from specdecpp.bench import check, questions
+    from specdecpp.testing import practice_prompts
+
+    if texts == [questions.BUILT_IN]:
+        texts = [questions.Questions(dataset="practice", dev=(), test=tuple(practice_prompts()))]
+    return [ids for of in texts for ids in questions.encoded(pair, of, num_dev=0, num_test=check.REQUESTS).test]
+
+
+def _checked(pair: "Pair", sets: "Sequence[Questions]", trial: "Trial", more: "Sequence[Sequence[int]]") -> "Check":
     """The result when the check ends, by itself or by Ctrl-C. Raises `typer.Exit` with 130 where that is nothing."""
     from specdecpp.bench import check as checking
     from specdecpp.report import advice, render
@@ -79,7 +94,11 @@ def _checked(pair: "Pair", sets: "Sequence[Questions]", trial: "Trial") -> "Chec
     try:
         with interruptible(), render.live("checking") as tell:
             print(f"checking for at most {clock(trial.seconds)}; Ctrl-C ends it with what is known", file=sys.stderr)
-            return checking.check(pair, sets, trial, tell=lambda now: tell(advice.now(now)), may_interrupt=True)
+            found = checking.check(pair, sets, trial, tell=lambda now: tell(advice.now(now)), may_interrupt=True)
+            with suppress(KeyboardInterrupt):
+                if not found.is_interrupted:
+                    checking.keep_figures(pair, more, trial, tell=tell)
+            return found
     except KeyboardInterrupt:
         print("interrupted before anything was known of this pair.", file=sys.stderr)
         raise typer.Exit(130) from None

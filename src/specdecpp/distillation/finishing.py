@@ -41,12 +41,14 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Tell = lambda lin
         heads[HEAD].save_pretrained(plan.out / HEAD)
     tell("checking the pair")
     pair = load_pair(plan.target, draft=draft, head=plan.out / HEAD, device=plan.device)
-    items = [tuple(q.prompt) for q in collect.questions(pair, gather(plan.sources, seed=plan.seed + 1))][: 2 * CHECKED]
+    prompts = [tuple(q.prompt) for q in collect.questions(pair, gather(plan.sources, seed=plan.seed + 1))]
+    items = prompts[: 2 * CHECKED]
     asked = Questions(dataset=plan.sources[0].label, dev=tuple(items[:CHECKED]), test=tuple(items[CHECKED:]))
     of, most = plan.sampling, max(8, min(96, plan.max_tokens))
     trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=most)
     found = check.check(pair, [asked], trial, tell=lambda now: tell(f"checking the pair: {now.elapsed_s:.0f} s"))
     done = {**card, "head": HEAD, "check": advice.to_dict(found)}
+    done |= {"reference": check.keep_figures(pair, prompts, trial, tell=tell)}
     cache_dir.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")
     return done
 

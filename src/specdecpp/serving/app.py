@@ -164,7 +164,7 @@ def build(pair: Pair, settings: ServerSettings) -> FastAPI:
     """
     validator, counters = RequestValidator(pair, settings), ServerMetrics()
     engine = EngineThread(settings, on_turn=counters.add_turn)
-    counters.watch(engine)
+    counters.watch(engine, pair)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

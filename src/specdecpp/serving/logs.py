@@ -28,7 +28,7 @@ def config() -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {"json": {"()": "specdecpp.serving.logs.JsonLines"}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
-        "loggers": {LOGGER: {**quiet, "level": "INFO"}, "uvicorn": quiet, "asyncio": quiet},
+        "loggers": {LOGGER: {**quiet, "level": "INFO"}, "specdecpp": quiet, "uvicorn": quiet, "asyncio": quiet},
     }
 
 

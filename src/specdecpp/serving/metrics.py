@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from specdecpp.loading.pair import Pair
 from specdecpp.serving.engine import EngineThread, StepEvent
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,11 +34,13 @@ class ServerMetrics:
         for stage in (*STAGES, "prefill"):
             self._seconds.labels(stage)
 
-    def watch(self, engine: EngineThread) -> None:
+    def watch(self, engine: EngineThread, pair: Pair) -> None:
         running = Gauge("specdecpp_requests_running", "Requests that are being answered.", registry=self.registry)
         waiting = Gauge("specdecpp_requests_waiting", "Requests that wait for their first.", registry=self.registry)
         running.set_function(lambda: engine.num_running)
         waiting.set_function(lambda: engine.num_waiting)
+        fallen = Gauge("specdecpp_acceptance_fallen", "1 once acceptance fell below the check's.", registry=self.registry)
+        fallen.set_function(lambda: (watch := pair.measured.get("watch")) is not None and watch.warning is not None)
 
     def add_turn(self, events: Sequence[StepEvent]) -> None:
         """Count the steps of one turn."""
