@@ -171,7 +171,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Tally:
+class RequestTally:
     """The steps of one request, for `watch`."""
 
     watch: Watch

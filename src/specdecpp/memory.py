@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdecpp import cache_dir
 from specdecpp.costs.clock import shares
-from specdecpp.drift import Tally, Watch, text_of
+from specdecpp.drift import RequestTally, Watch, text_of
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.head import costs_for, heads
@@ -96,7 +96,7 @@ class Memory:
         of = {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
         return of | ({} if is_lossless(self.verification) else {"verification": str(self.verification)})
 
-    def tally(self, sampling: Sampling, prompt: Sequence[int]) -> Tally | None:
+    def tally(self, sampling: Sampling, prompt: Sequence[int]) -> RequestTally | None:
         """What compares a request with the pair's check; None where there was none, and where acceptance is not the ratio
         test's."""
         of = at(sampling, self.verification)
@@ -105,7 +105,7 @@ class Memory:
         if "watch" not in self.pair.measured:
             self.pair.measured["watch"] = Watch(self.pair)
         watch: Watch = self.pair.measured["watch"]
-        return watch.kept and Tally(watch, text_of(self.way(sampling)), hash(tuple(prompt)))
+        return watch.kept and RequestTally(watch, text_of(self.way(sampling)), hash(tuple(prompt)))
 
     def experience(self, sampling: Sampling) -> Experience:
         """Lessons of requests without a seed under this sampling, those of earlier processes included."""

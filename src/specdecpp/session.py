@@ -16,7 +16,7 @@ from specdecpp.backends.engines import engine_for
 from specdecpp.backends.kept import Kept
 from specdecpp.costs.curve import is_switch
 from specdecpp.detokenize import Detokenizer
-from specdecpp.drift import Tally
+from specdecpp.drift import RequestTally
 from specdecpp.errors import PromptError
 from specdecpp.grammar import Matcher
 from specdecpp.metrics import FinishReason, Origin, Piece, Step
@@ -66,7 +66,7 @@ class Session:
         lossless: bool = True,
         kept: Kept | None = None,
         tail: int | None = None,
-        tally: Tally | None = None,
+        tally: RequestTally | None = None,
         grammar: Matcher | None = None,
     ):
         check_request(
