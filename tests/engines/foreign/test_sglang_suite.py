@@ -52,8 +52,8 @@ def tree_speculative_sampling_target_only(
     *, predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor, target_probs: Tensor, **asked: Any
 ) -> None:
     """Every exact verification of the lab, all of which have to agree: the temperature of these vectors is .01."""
-    lists = (candidates, asked["retrive_next_token"], asked["retrieve_next_sibling"])
-    for b, index in enumerate(asked["retrieve_index"].tolist()):
+    lists = (candidates, asked["retrive_next_token"], asked["retrive_next_sibling"])
+    for b, index in enumerate(asked["retrive_index"].tolist()):
         tree, places = tree_of(*(rows[b].tolist() for rows in lists), vocab_size=target_probs.shape[-1])
         p = {node: target_probs[b, place] for node, place in places.items()}
         verdicts = [verified(one, tree, p.__getitem__, streams(0)[1]) for one in EXACT]

@@ -1,4 +1,5 @@
-"""Spec-Bench's check that greedy answers are those of the target alone, on its 480 questions, with the reference pair.
+"""Spec-Bench's check that greedy answers are those of the target alone, on every fifth of its 480 questions, with the
+reference pair.
 
 The target's own answers are transformers'; ours are written in Spec-Bench's format, and its program compares the files.
 """
@@ -23,8 +24,8 @@ SOURCE = Source(
     commit="fd2c1cd7d2201ef71db4c5f4e455008f017967bf",
     folders=("evaluation", "data/spec_bench"),
 )
-QUESTIONS = [json.loads(line) for line in (SOURCE.root / "data/spec_bench/question.jsonl").read_text("utf-8").splitlines()]
-POLICIES = ("cost-aware", "fixed:4", "cumulative:0.2", "specdecpp:0.7", "frontier", "ema-skip")
+QUESTIONS = [json.loads(line) for line in (SOURCE.root / "data/spec_bench/question.jsonl").read_text("utf-8").splitlines()][::5]
+POLICIES = ("cost-aware", "fixed:4", "cumulative:0.2", "specdecpp:0.7", "frontier", "ema-skip", "tree:2x2")
 NUM_TOKENS, CONTEXT = 32, 1024
 
 
@@ -66,7 +67,7 @@ def compared(folder: Path, answers: list[list[int]]) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal(policy: str, tmp_path: Path) -> None:
-    """Catches an answer to any of the questions that differs from the target's own."""
+    """Catches an answer that differs from the target's own."""
     decoder = sd.Decoder(pair(), policy=policy, remember=False)
     outputs = [decoder.generate(ids, max_tokens=NUM_TOKENS, temperature=0.0, seed=0) for ids in prompts()]
     assert sum(output.metrics.num_accepted_draft_tokens for output in outputs) > len(outputs), "the comparison is vacuous"
