@@ -15,7 +15,7 @@ from served import Served, served
 import specdecpp as sd
 from specdecpp.decoder import Decoder, encode
 from specdecpp.loading.pair import Pair
-from specdecpp.serving import answers
+from specdecpp.serving import exchange
 from specdecpp.serving.app import PAGE
 
 TEXT = "Ann has 3 bags of 12 apples. How many apples does she have?"
@@ -133,7 +133,7 @@ def test_a_completion_streams_too(client: openai.OpenAI) -> None:
 
 def test_steps_that_come_together_are_one_chunk(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a chunk per step where nobody asked for steps, one with steps of two answers, and a score that gets lost."""
-    monkeypatch.setattr(answers, "PAUSE_S", 1e9)
+    monkeypatch.setattr(exchange, "PAUSE_S", 1e9)
     whole = complete(client, n=2, seed=5, logprobs=1)
     chunks = list(complete(client, n=2, seed=5, logprobs=1, stream=True))
     assert [chunk.choices[0].index for chunk in chunks] == [0, 0, 1]  # the first step at once, all others with the end

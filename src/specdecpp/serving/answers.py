@@ -1,39 +1,26 @@
 """Replies made of steps, in the two shapes of OpenAI's API: whole, or streamed in chunks of the steps that came together.
 
-Both carry the block `speculative`: the metrics of the request under vLLM's names, its rates and times.
+Both carry the block `speculative`, with the metrics of the request, and the figures of other servers (`figures`).
 """
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from time import monotonic, time
+from time import time
 from typing import Any
 
-from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
-from starlette.types import Receive, Scope, Send
-
 from specdecpp.metrics import Metrics
-from specdecpp.serving import schema
-from specdecpp.serving.engine import End, Job, StepEvent
-from specdecpp.serving.errors import ApiError
+from specdecpp.serving import replies
+from specdecpp.serving.engine import StepEvent
 from specdecpp.serving.evidence import ScoredToken
-from specdecpp.serving.metrics import ServerMetrics
-from specdecpp.serving.schema import Chunk
+from specdecpp.serving.figures import RequestMetrics, Timings, speculative_decoding, timings_of
+from specdecpp.serving.replies import Chunk
 from specdecpp.serving.validation import RequestPlan
 from specdecpp.session import Step
 from specdecpp.verify import at, is_lossless
 
 Json = dict[str, Any]
-CLIENT_GONE = 499
-PAUSE_S = 1 / 30
-"""Steps that come sooner after others are sent together: as often as a reader sees."""
-DONE = b"data: [DONE]\n\n"
 
 
 @dataclass
@@ -43,17 +30,20 @@ class AnswerState:
     index: int
     num_prompt_tokens: int
     text: str = ""
-    finish_reason: schema.FinishedBy = "length"
+    finish_reason: replies.FinishedBy = "length"
     steps: list[Step] = field(default_factory=list)
     scores: list[ScoredToken] = field(default_factory=list)
-    details: list[schema.StepDetails] = field(default_factory=list)
+    details: list[replies.StepDetails] = field(default_factory=list)
     prefill_s: float = 0.0
     num_cached_tokens: int = 0
+    reading_s: float = 0.0
+    writing_s: float = 0.0
 
     def add(self, event: StepEvent) -> None:
         self.text += event.step.text
         self.steps.append(event.step)
         self.prefill_s, self.num_cached_tokens = event.prefill_s, event.num_cached_tokens
+        self.reading_s, self.writing_s = event.reading_s, event.writing_s
         self.finish_reason = _finish_reason(event.step) or self.finish_reason
         if event.evidence is not None:
             self.scores += event.evidence.scores
@@ -69,9 +59,16 @@ class AnswerState:
             num_cached_tokens=self.num_cached_tokens,
         )
 
+    @property
+    def timings(self) -> Timings:
+        """llama.cpp's figures of this answer."""
+        return timings_of(self.metrics, prompt_s=self.reading_s, predicted_s=self.writing_s)
+
 
 class Answer:
-    """The reply to one request, updated with every event."""
+    """The reply to one request, updated with every event; `done` ends it where it is streamed."""
+
+    done = b"data: [DONE]\n\n"
 
     def __init__(self, plan: RequestPlan, *, is_chat: bool, name: str, model: str, includes_usage: bool = False):
         self._plan, self._is_chat, self._includes_usage = plan, is_chat, includes_usage
@@ -91,31 +88,44 @@ class Answer:
         return sum((choice.metrics for choice in self.choices[1:]), self.choices[0].metrics)
 
     @property
-    def usage(self) -> schema.Usage:
+    def usage(self) -> replies.Usage:
         """Tokens of the request. A prompt counts once, however many answers it gets; so do its cached tokens."""
         completion = sum(len(step.pieces) for choice in self.choices for step in choice.steps)
         cached: dict[tuple[int, ...], int] = {}
         for choice, part in zip(self.choices, self._plan.parts, strict=True):
             cached.setdefault(tuple(part.prompt), choice.num_cached_tokens)
         prompt = self._plan.num_prompt_tokens
-        return schema.Usage(
+        return replies.Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=schema.PromptTokens(cached_tokens=sum(cached.values())),
+            prompt_tokens_details=replies.PromptTokens(cached_tokens=sum(cached.values())),
         )
 
-    def whole(self, queue_s: float | None) -> schema.Completion | schema.ChatCompletion:
+    @property
+    def timings(self) -> Timings:
+        """llama.cpp's figures of all answers together."""
+        prompt_s, predicted_s = (sum(getattr(c, name) for c in self.choices) for name in ("reading_s", "writing_s"))
+        return timings_of(self.metrics, prompt_s=prompt_s, predicted_s=predicted_s)
+
+    @property
+    def figures(self) -> Json:
+        """The blocks `timings` and `metrics`."""
+        num, (choice, *others) = self._plan.num_spec_tokens, self.choices
+        block = None if others or not num else speculative_decoding(choice.steps, num)
+        return {"timings": self.timings, "metrics": RequestMetrics(speculative_decoding=block)}
+
+    def whole(self, queue_s: float | None) -> replies.Completion | replies.ChatCompletion:
         """The body of an answer that is not streamed."""
         speculative = self._speculative(queue_s)
         if self._plan.details:
             speculative["steps"] = [choice.details for choice in self.choices]
         choices: Any = [self._choice(c.index, c.text, c.scores, c.finish_reason) for c in self.choices]
-        fields = {**self._head, "choices": choices, "usage": self.usage}
-        block = schema.SpeculativeBlock(**speculative)
+        fields = {**self._head, "choices": choices, "usage": self.usage, **self.figures}
+        block = replies.SpeculativeBlock(**speculative)
         if self._is_chat:
-            return schema.ChatCompletion(**fields, object="chat.completion", speculative=block)
-        return schema.Completion(**fields, object="text_completion", speculative=block)
+            return replies.ChatCompletion(**fields, object="chat.completion", speculative=block)
+        return replies.Completion(**fields, object="text_completion", speculative=block)
 
     def chunks(self, events: Sequence[StepEvent], queue_s: float | None) -> list[Chunk]:
         """Chunks of steps that came together: one for each answer, or for each step where details are asked for; none for
@@ -125,8 +135,8 @@ class Answer:
         return [chunk for group in groups if (chunk := self._chunk_of(group, queue_s))]
 
     def closing(self) -> Chunk | None:
-        """The usage, where the request asks for it."""
-        return self._chunk([], usage=self.usage) if self._includes_usage else None
+        """The usage and the figures, where the request asks for them."""
+        return self._chunk([], usage=self.usage, **self.figures) if self._includes_usage else None
 
     def _chunk_of(self, events: Sequence[StepEvent], queue_s: float | None) -> Chunk | None:
         """A chunk with steps of one answer."""
@@ -139,36 +149,36 @@ class Answer:
         if not (text or scores or last.step.finish_reason or self._plan.details or is_first):
             return None
         speculative: Json = {"step": choice.details[-1]} if self._plan.details else {}
+        extra: Json = {}
         if last.step.finish_reason is not None and last.index == len(self.choices) - 1:
             speculative |= self._speculative(queue_s)
+            if not self._includes_usage:  # llama.cpp's are in the last chunk, vLLM's in that of the usage alone
+                extra["timings"] = self.timings
         delta = {"role": "assistant", "content": text} if is_first else {"content": text}
         part = self._choice(last.index, text, scores, _finish_reason(last.step), offset=offset, delta=delta)
-        return self._chunk([part], speculative=speculative)
+        return self._chunk([part], **extra, **({"speculative": speculative} if speculative else {}))
 
     def _choice(
         self,
         index: int,
         text: str,
         scores: Sequence[ScoredToken],
-        finish_reason: schema.FinishedBy | None,
+        finish_reason: replies.FinishedBy | None,
         *,
         offset: int = 0,
         delta: dict[str, str] | None = None,
-    ) -> schema.Choice:
+    ) -> replies.Choice:
         fields: Json = {"index": index, "logprobs": self._logprobs(scores, offset), "finish_reason": finish_reason}
         if not self._is_chat:
-            return schema.TextChoice(text=text, **fields)
+            return replies.TextChoice(text=text, **fields)
         if delta is None:
-            return schema.ChatChoice(message=schema.AssistantMessage(content=text), **fields)
-        return schema.DeltaChoice(delta=delta, **fields)
+            return replies.ChatChoice(message=replies.AssistantMessage(content=text), **fields)
+        return replies.DeltaChoice(delta=delta, **fields)
 
-    def _chunk(
-        self, choices: list[schema.Choice], *, usage: schema.Usage | None = None, speculative: Json | None = None
-    ) -> Chunk:
+    def _chunk(self, choices: list[replies.Choice], **extra: Any) -> Chunk:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        extra: Json = {"usage": usage} if self._includes_usage else {}
-        extra |= {"speculative": speculative} if speculative else {}
-        return Chunk(**self._head, object=kind, choices=choices, **extra)
+        usage: Json = {"usage": None} if self._includes_usage else {}
+        return Chunk(**self._head, object=kind, choices=choices, **(usage | extra))
 
     def _speculative(self, queue_s: float | None) -> Json:
         plan, metrics = self._plan, self.metrics
@@ -206,136 +216,6 @@ def _token(text: str, logprob: float) -> Json:
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 
-def _finish_reason(step: Step) -> schema.FinishedBy | None:
+def _finish_reason(step: Step) -> replies.FinishedBy | None:
     """OpenAI's word for why an answer ended: an end of text and a stop string are both "stop"."""
     return "stop" if step.finish_reason == "eos" else step.finish_reason
-
-
-# Over HTTP
-
-
-class EventQueue:
-    """Events of one request, from the engine's thread to the event loop.
-
-    The first event and the end wake the loop. All others wait for the next tick, which is the same for all requests: each time
-    that the loop wakes takes a core from the models.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._events: deque[StepEvent | End] = deque()
-        self._is_urgent = asyncio.Event()
-        self._has_begun = False
-
-    def put(self, event: StepEvent | End) -> None:
-        """Add an event, from any thread."""
-        self._events.append(event)
-        if isinstance(event, End) or not self._has_begun:
-            self._has_begun = True
-            with suppress(RuntimeError):  # the loop has been closed, and its listeners with it
-                self._loop.call_soon_threadsafe(self._is_urgent.set)
-
-    async def batches(self) -> AsyncIterator[list[StepEvent]]:
-        """Steps that came since the last tick, perhaps none. Raises `ApiError` when the request ended before it was done."""
-        end: End | None = None
-        while end is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_S - self._loop.time() % PAUSE_S):
-                    await self._is_urgent.wait()
-            self._is_urgent.clear()
-            steps: list[StepEvent] = []
-            while self._events and end is None:
-                event = self._events.popleft()
-                if isinstance(event, End):
-                    end = event
-                else:
-                    steps.append(event)
-            yield steps
-        if end.error is not None:
-            raise end.error
-
-
-@dataclass(kw_only=True)
-class Exchange:
-    """One request and its answer, until it is counted and logged."""
-
-    answer: Answer
-    job: Job
-    queue: EventQueue
-    plan: RequestPlan
-    metrics: ServerMetrics
-    facts: dict[str, Any]
-    outcome: str = "cancelled"
-
-    async def whole(self, request: Request) -> Response | BaseModel:
-        """All of the answer at once; nothing where the client has gone away."""
-        try:
-            async for events in self.queue.batches():
-                for event in events:
-                    self.answer.add(event)
-                if await request.is_disconnected():
-                    return Response(status_code=CLIENT_GONE)
-            self.outcome = "finished"
-            return self.answer.whole(self.job.queue_s)
-        except ApiError as error:
-            self.outcome = error.code or "refused"
-            raise
-        finally:
-            self.close()
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events. An error on the way is the last of them."""
-        try:
-            async for events in self.queue.batches():
-                if chunks := self.answer.chunks(events, self.job.queue_s):
-                    yield b"".join(map(_event, chunks))
-            if closing := self.answer.closing():
-                yield _event(closing)
-            self.outcome = "finished"
-            yield DONE
-        except ApiError as error:
-            self.outcome = error.code or "refused"
-            yield b"data: " + error.response().body + b"\n\n"
-
-    def close(self) -> None:
-        """End the job if it still runs; count the request, and add its facts to the log line."""
-        self.job.cancel()
-        metrics = self.answer.metrics
-        self.metrics.add_request(
-            self.outcome,
-            latency_s=monotonic() - self.job.submitted,
-            num_prompt_tokens=metrics.num_prompt_tokens,
-            first_s=self.answer.first_text_s,
-            prefill_s=metrics.prefill_s,
-        )
-        self.facts |= {
-            "outcome": self.outcome,
-            "policy": self.plan.policy,
-            "answers": len(self.plan.parts),
-            "prompt_tokens": self.plan.num_prompt_tokens,
-            "completion_tokens": self.job.num_tokens,
-            "mean_acceptance_length": round(metrics.mean_acceptance_length, 4),
-            "queue_s": self.job.queue_s,
-            "first_text_s": self.answer.first_text_s,
-            "models_s": round(metrics.elapsed_s, 6),
-        }
-
-
-class EventStream(StreamingResponse):
-    """The events of an exchange, closed however the response ends: a generator that never began would not notice."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, exchange: Exchange):
-        super().__init__(exchange.events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self._exchange = exchange
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._exchange.close()
-
-
-def _event(chunk: BaseModel) -> bytes:
-    return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"

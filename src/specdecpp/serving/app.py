@@ -15,10 +15,12 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from specdecpp import __version__
 from specdecpp.loading.pair import Pair
-from specdecpp.serving import schema
-from specdecpp.serving.answers import Answer, EventQueue, EventStream, Exchange
+from specdecpp.serving import replies, schema
+from specdecpp.serving.answers import Answer
+from specdecpp.serving.completion import NativeAnswer, NativeReply, NativeRequest, Props, props
 from specdecpp.serving.engine import EngineThread, Job
 from specdecpp.serving.errors import ApiError, add_handlers
+from specdecpp.serving.exchange import EventQueue, EventStream, Exchange
 from specdecpp.serving.metrics import CONTENT_TYPE, ServerMetrics
 from specdecpp.serving.middleware import RequestMiddleware
 from specdecpp.serving.settings import ServerSettings
@@ -29,9 +31,9 @@ STREAM = {
     "text/event-stream": {"itemSchema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": schema.ErrorReply, "description": "What is wrong with the request; 429 when all places are taken."},
-    503: {"model": schema.ErrorReply, "description": "The server is shutting down, or has failed."},
-    504: {"model": schema.ErrorReply, "description": "The request took too long."},
+    "4XX": {"model": replies.ErrorReply, "description": "What is wrong with the request; 429 when all places are taken."},
+    503: {"model": replies.ErrorReply, "description": "The server is shutting down, or has failed."},
+    504: {"model": replies.ErrorReply, "description": "The request took too long."},
 }
 
 
@@ -43,7 +45,7 @@ class AppState:
     validator: RequestValidator
     engine: EngineThread
     metrics: ServerMetrics
-    model: schema.ModelCard
+    model: replies.ModelCard
 
 
 def _state(request: Request) -> AppState:
@@ -65,6 +67,7 @@ def _check_key(
 State = Annotated[AppState, Depends(_state)]
 router = APIRouter()
 api = APIRouter(prefix="/v1", dependencies=[Depends(_check_key)])
+native = APIRouter(dependencies=[Depends(_check_key)])
 
 
 @router.get("/", include_in_schema=False)
@@ -74,13 +77,13 @@ async def playground() -> HTMLResponse:
     return HTMLResponse(html.replace("/* style */", css).replace("/* script */", script))
 
 
-@router.get("/health", responses={503: {"model": schema.Health}})
-async def health(state: State, response: Response) -> schema.Health:
+@router.get("/health", responses={503: {"model": replies.Health}})
+async def health(state: State, response: Response) -> replies.Health:
     """200 while requests are taken; 503 from the signal to stop, and once the engine has failed."""
     engine = state.engine
     status = engine.status
     response.status_code = 200 if status == "ok" else 503
-    return schema.Health(status=status, running=engine.num_running, waiting=engine.num_waiting)
+    return replies.Health(status=status, running=engine.num_running, waiting=engine.num_waiting)
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}, response_class=Response)
@@ -89,34 +92,48 @@ async def metrics(state: State) -> Response:
     return Response(state.metrics.text(), media_type=CONTENT_TYPE)
 
 
+@native.get("/models", include_in_schema=False)
 @api.get("/models", responses={"4XX": ERRORS["4XX"]})
-async def models(state: State) -> schema.ModelList:
+async def models(state: State) -> replies.ModelList:
     """The one model that is served."""
-    return schema.ModelList(data=[state.model])
+    return replies.ModelList(data=[state.model])
 
 
 @api.get("/models/{name:path}", responses={"4XX": ERRORS["4XX"]})
-async def model(name: str, state: State) -> schema.ModelCard:
+async def model(name: str, state: State) -> replies.ModelCard:
     """The model of that name."""
     if name != state.model.id:
         raise state.validator.unknown_model(name)
     return state.model
 
 
-@api.post("/completions", response_model=schema.Completion, responses={200: {"content": STREAM}, **ERRORS})
+@api.post("/completions", response_model=replies.Completion, responses={200: {"content": STREAM}, **ERRORS})
 async def completions(body: schema.CompletionRequest, request: Request, state: State) -> Any:
     """Continue a text."""
-    return await _answer(body, request, state)
+    return await _answer(body, request, state, is_chat=False)
 
 
-@api.post("/chat/completions", response_model=schema.ChatCompletion, responses={200: {"content": STREAM}, **ERRORS})
+@api.post("/chat/completions", response_model=replies.ChatCompletion, responses={200: {"content": STREAM}, **ERRORS})
 async def chat_completions(body: schema.ChatRequest, request: Request, state: State) -> Any:
     """Answer a conversation."""
-    return await _answer(body, request, state)
+    return await _answer(body, request, state, is_chat=True)
 
 
-async def _answer(body: schema.CompletionRequest | schema.ChatRequest, request: Request, state: AppState) -> Any:
-    request.state.facts["user"] = body.user
+@native.post("/completions", include_in_schema=False)
+@native.post("/completion", response_model=NativeReply | list[NativeReply], responses={200: {"content": STREAM}, **ERRORS})
+async def native_completion(body: NativeRequest, request: Request, state: State) -> Any:
+    """Continue a text, as llama.cpp's server does."""
+    return await _answer(body, request, state, is_chat=False)
+
+
+@native.get("/props", responses={"4XX": ERRORS["4XX"]})
+async def properties(state: State) -> Props:
+    """What this server has and does by default, under llama.cpp's names."""
+    return props(state.validator.pair, state.settings, name=state.model.id, version=__version__)
+
+
+async def _answer(body: schema.BaseRequest, request: Request, state: AppState, *, is_chat: bool) -> Any:
+    request.state.facts["user"] = body.user or body.safety_identifier
     plan = await state.validator.validate(body)
     queue = EventQueue()
     job = Job(
@@ -131,13 +148,11 @@ async def _answer(body: schema.CompletionRequest | schema.ChatRequest, request: 
     except ApiError as error:
         state.metrics.add_request(error.code or "refused")
         raise
-    answer = Answer(
-        plan,
-        is_chat=isinstance(body, schema.ChatRequest),
-        name=request.state.name,
-        model=state.model.id,
-        includes_usage=body.includes_usage,
-    )
+    name, model = request.state.name, state.model.id
+    if isinstance(body, NativeRequest):
+        answer = NativeAnswer(plan, body, model=model)
+    else:
+        answer = Answer(plan, is_chat=is_chat, name=name, model=model, includes_usage=body.includes_usage)
     exchange = Exchange(answer=answer, job=job, queue=queue, plan=plan, metrics=state.metrics, facts=request.state.facts)
     return EventStream(exchange) if body.stream else await exchange.whole(request)
 
@@ -168,10 +183,11 @@ def build(pair: Pair, settings: ServerSettings) -> FastAPI:
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
     )
-    card = schema.ModelCard(id=validator.name, created=int(time()), max_model_len=pair.target.max_length)
+    card = replies.ModelCard(id=validator.name, created=int(time()), max_model_len=pair.target.max_length)
     app.state.server = AppState(settings=settings, validator=validator, engine=engine, metrics=counters, model=card)
     app.include_router(router)
     app.include_router(api)
+    app.include_router(native)
     app.add_middleware(RequestMiddleware, max_body_bytes=settings.max_body_bytes, hosts=settings.hosts)
     add_handlers(app)
     return app

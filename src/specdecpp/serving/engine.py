@@ -39,13 +39,19 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent:
-    """One step of answer `index`, `at_s` seconds after the request came."""
+    """One step of answer `index`, `at_s` seconds after the request came.
+
+    `prefill_s` is the request's own share of passes over its prompt; `reading_s` and `writing_s` are those of a clock on the
+    wall, from the start of the answer to its first step, and from there to the end of this one.
+    """
 
     index: int
     step: Step
     evidence: StepEvidence | None
     prefill_s: float
     num_cached_tokens: int
+    reading_s: float
+    writing_s: float
     at_s: float
 
 
@@ -80,7 +86,8 @@ class Job:
         self._decoder, self._listener, self._timeout_s = decoder, listener, timeout_s
         self._new_recorder = recorder
         self._recorder: Recorder | None = None
-        self._index = 0
+        self._index, self._begun = 0, 0.0
+        self._read: float | None = None
         self._cancelled: End | None = None
         self._has_ended, self._lock = False, threading.Lock()
 
@@ -110,7 +117,8 @@ class Job:
     def begin(self) -> None:
         """Start a session for the next answer, if there is none."""
         if self.session is None:
-            self.queue_s = monotonic() - self.submitted if self.queue_s is None else self.queue_s
+            self._begun, self._read = monotonic(), None
+            self.queue_s = self._begun - self.submitted if self.queue_s is None else self.queue_s
             part = self.parts[self._index]
             self.session = self._decoder.start(part.prompt, **part.options)
             if self._new_recorder is not None:
@@ -118,17 +126,20 @@ class Job:
         if self.session.finish_reason is not None:  # there was no room for a single token
             self._next_part()
 
-    def record(self, step: Step) -> StepEvent:
-        """Count a step of `session`, and make its event."""
+    def record(self, step: Step, began: float) -> StepEvent:
+        """Count a step of `session` in a turn that began at `began` (`monotonic`), and make its event."""
         session = self.session
         assert session is not None, "a step is of a session"
         self.num_tokens += step.num_tokens
+        self._read = began if self._read is None else self._read
         event = StepEvent(
             index=self._index,
             step=step,
             evidence=self._recorder.evidence(step) if self._recorder else None,
             prefill_s=session.prefill_s,
             num_cached_tokens=session.num_cached_tokens,
+            reading_s=self._read - self._begun,
+            writing_s=monotonic() - self._read,
             at_s=monotonic() - self.submitted,
         )
         if session.finish_reason is not None:
@@ -284,6 +295,7 @@ class EngineThread:
         begun = {job: session for job in running if (session := job.session) is not None}
         rows = self._pace.rows(is_alone=all(session.num_unread for session in begun.values()))
         events: list[StepEvent] = []
+        began = monotonic()
         for job, outcome in zip(begun, step(list(begun.values()), rows=rows, most=ROWS), strict=True):
             if isinstance(outcome, Read):
                 self._pace.learn(outcome.num_tokens, outcome.seconds)
@@ -291,7 +303,7 @@ class EngineThread:
                 try:
                     if isinstance(outcome, Exception):
                         raise outcome
-                    event = job.record(outcome)
+                    event = job.record(outcome, began)
                 except Exception as error:
                     self._fail(job, error)
                 else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdecpp.policies import protocol
 from specdecpp.sampling import Sampling, at_least_float32
-from specdecpp.serving.schema import StepDetails, TokenDetails
+from specdecpp.serving.replies import StepDetails, TokenDetails
 from specdecpp.session import Step
 from specdecpp.step import Plan, Result
 

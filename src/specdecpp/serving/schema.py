@@ -1,35 +1,39 @@
-"""Schema of requests and replies: OpenAI's API, the sampling fields that vLLM adds, and `speculative`.
+"""Schema of requests: OpenAI's API, the sampling fields that vLLM adds, and `speculative`.
 
 A request's field that is not supported is refused by name. One of OpenAI's own is let through where its value asks for nothing,
 as `frequency_penalty: 0` or `tools: null`, because clients send such values unasked.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.errors import ApiError
 
-# name: the value that asks for nothing, beside null
-_UNSUPPORTED: dict[str, Any] = {
-    **dict.fromkeys(("audio", "prediction", "prompt_cache_key", "safety_identifier", "verbosity", "web_search_options")),
-    **dict.fromkeys(("function_call", "reasoning_effort", "tool_choice"), "none"),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty"), 0),
-    "functions": [],
-    "tools": [],
-    "logit_bias": {},
-    "metadata": {},
-    "best_of": 1,
-    "echo": False,
-    "modalities": ["text"],
-    "parallel_tool_calls": True,
-    "response_format": {"type": "text"},
-    "service_tier": "auto",
-    "store": False,
-    "suffix": "",
+# name: the values that ask for nothing, beside null
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("audio", "prediction", "verbosity", "web_search_options"), ()),
+    **dict.fromkeys(("function_call", "reasoning_effort"), ("none",)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+    "functions": ([],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (False,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
 }
-_IN_MESSAGES = ("annotations", "audio", "function_call", "name", "reasoning", "refusal", "tool_call_id", "tool_calls")
+_IN_MESSAGES = ("annotations", "audio", "function_call", "reasoning", "refusal", "tool_call_id", "tool_calls")
+_WHY = {
+    "service_tier": "asks for a tier, and there is one here: every request gets the next free place. Leave it out.",
+    "store": "asks that the answer be kept, and no answer is kept here. Leave it out, or send false.",
+}
 
 if TYPE_CHECKING:
     Kind = str
@@ -60,7 +64,15 @@ class Speculative(_Body):
 
 
 class StreamOptions(_Body):
-    include_usage: bool = Field(default=False, description="A last chunk with the usage of the whole request.")
+    include_usage: bool = Field(default=False, description="A last chunk with the usage of the whole request, and its figures.")
+    include_obfuscation: bool | None = Field(default=None, description="Only false: chunks are not padded.")
+
+    @field_validator("include_obfuscation")
+    @classmethod
+    def _check_padding(cls, asked: bool | None) -> bool | None:
+        if asked:
+            raise ValueError("asks for chunks that hide how long their text is, and none are padded here. Send false.")
+        return asked
 
 
 def _how(value: Any) -> Any:
@@ -70,11 +82,18 @@ def _how(value: Any) -> Any:
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=16), BeforeValidator(_several, json_schema_input_type=Stop | list[Stop])]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 HowToSpeculate = Annotated[Speculative, BeforeValidator(_how, json_schema_input_type=bool | Speculative)]
 
 
 class BaseRequest(_Body):
-    """Fields of both endpoints."""
+    """Fields of all endpoints, and what differs between these: the field of the prompt, the names that are not supported, and
+    the length of an answer that names none (None: what there is room for) or more than there is room for (`is_cut`)."""
+
+    prompt_field: ClassVar[str] = "prompt"
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+    default_new: ClassVar[int | None] = None
+    is_cut: ClassVar[bool] = False
 
     model: str | None = Field(default=None, description="The name in /v1/models; there is one, so it may be left out.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy; left out, the model's own or 1.")
@@ -95,13 +114,20 @@ class BaseRequest(_Body):
     stream_options: StreamOptions | None = None
     speculative: HowToSpeculate = Field(default=Speculative(), description="false: the target alone.")
     user: str | None = Field(default=None, max_length=256, description="Goes to the log.")
+    safety_identifier: str | None = Field(default=None, max_length=256, description="The newer name of user.")
+    prompt_cache_key: str | None = Field(
+        default=None, max_length=256, description="Not needed: caches are found by their text."
+    )
+    metadata: Metadata | None = Field(
+        default=None, description="Labels of a stored answer. None is stored here; they are neither kept nor logged."
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_by_name(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {k: v for k, v in _supported(given, _UNSUPPORTED).items() if v is not None or k not in cls.model_fields}
+        return {k: v for k, v in _supported(given, cls.unsupported).items() if v is not None or k not in cls.model_fields}
 
     @model_validator(mode="after")
     def _check_together(self) -> "BaseRequest":
@@ -112,7 +138,18 @@ class BaseRequest(_Body):
         return self
 
     @property
+    def prompts(self) -> list[Any]:
+        """Texts, ids or conversations."""
+        raise NotImplementedError
+
+    @property
+    def num_top(self) -> int | None:
+        """Alternatives for each token; None where no log-probabilities are asked for."""
+        return None
+
+    @property
     def num_new(self) -> int | None:
+        """Tokens of an answer; None where that is left open."""
         return self.max_tokens
 
     @property
@@ -135,6 +172,8 @@ Prompts = Annotated[
 class CompletionRequest(BaseRequest):
     """The body of /v1/completions: text, or token ids, or several of either."""
 
+    default_new = 16
+
     prompt: Prompts
     logprobs: int | None = Field(default=None, ge=0, le=20, description="Log-probabilities of this many tokens a place.")
 
@@ -144,7 +183,6 @@ class CompletionRequest(BaseRequest):
 
     @property
     def num_top(self) -> int | None:
-        """Alternatives for each token; None where no log-probabilities are asked for."""
         return self.logprobs
 
 
@@ -158,23 +196,28 @@ def _parts(value: Any) -> Any:
 
 
 class Message(_Body):
-    """One message of a conversation. Only text is understood."""
+    """One message of a conversation. Only text is understood; a developer is OpenAI's newer name of the system."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
+    name: str | None = Field(default=None, max_length=64, description="Goes to the chat template, which may use it.")
     content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_by_name(cls, given: Any) -> Any:
-        return _supported(given, dict.fromkeys(_IN_MESSAGES), of="messages.") if isinstance(given, dict) else given
+        return _supported(given, dict.fromkeys(_IN_MESSAGES, ()), of="messages.") if isinstance(given, dict) else given
 
     @property
     def as_dict(self) -> dict[str, str]:
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+        role = "system" if self.role == "developer" else self.role
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": role, "content": "".join(part.text for part in self.content), **named}
 
 
 class ChatRequest(BaseRequest):
     """The body of /v1/chat/completions: messages, put through the tokenizer's chat template."""
+
+    prompt_field = "messages"
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31, description="The newer name of max_tokens.")
@@ -202,172 +245,10 @@ class ChatRequest(BaseRequest):
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
 
-def _supported(given: dict[str, Any], unsupported: dict[str, Any], *, of: str = "") -> dict[str, Any]:
+def _supported(given: dict[str, Any], unsupported: dict[str, tuple[Any, ...]], *, of: str = "") -> dict[str, Any]:
     """A body without the values that ask for nothing. Raises `ApiError` for one that asks for what is not there."""
     for name, neutral in unsupported.items():
-        if given.get(name) is not None and given[name] != neutral:
-            raise ApiError(f"{of}{name} is not supported. Leave it out.", param=f"{of}{name}", code="unsupported_parameter")
+        if given.get(name) is not None and given[name] not in neutral:
+            message = f"{of}{name} {_WHY.get(name, 'is not supported. Leave it out.')}"
+            raise ApiError(message, param=f"{of}{name}", code="unsupported_parameter")
     return {name: value for name, value in given.items() if name not in unsupported}
-
-
-class TokenDetails(BaseModel):
-    """A draft token or a token of the answer; p and q under the request's sampling, at temperature 0 under temperature 1."""
-
-    token: int
-    text: str
-    outcome: Literal["accepted", "rejected", "unused", "correction", "bonus"]
-    p: float
-    q: float | None = Field(description="null where the draft did not get that far.")
-    estimate: float | None = Field(description="The head's, of the draft token's acceptance.")
-
-
-class StepDetails(BaseModel):
-    """One step; `at_s` seconds after the request came."""
-
-    num_drafted: int
-    num_accepted: int
-    stop_reason: str
-    survival: list[float] = Field(description="The product of estimates, or of q, after every draft token.")
-    survival_of: Literal["head", "q"]
-    thresholds: list[float] | None = Field(description="Where the rule goes on: at each survival that is not below.")
-    draft_tokens: list[TokenDetails]
-    pieces: list[TokenDetails]
-    times: dict[str, float]
-    at_s: float = 0.0
-
-
-class SpeculativeBlock(BaseModel):
-    """Timings of an answer; seconds end in `_s`. The first names are those of vLLM's block of a request."""
-
-    mean_acceptance_length: float = Field(description="1 + accepted draft tokens per step.")
-    draft_acceptance_rate: float
-    acceptance_histogram: dict[str, int] = Field(description="How many steps accepted 0, 1, 2, ... draft tokens.")
-    drafted_histogram: dict[str, int]
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_tokens: int = Field(description="The most draft tokens of a step.")
-    num_tokens: int
-    num_prompt_tokens: int
-    num_cached_tokens: int = Field(description="Of the prompt, those that were in a cache.")
-    policy: str
-    verification: str
-    lossless: bool = Field(description="True where the answer has the target's own distribution.")
-    sampling: dict[str, Any]
-    tv: float = Field(description="Total variation from it, summed over tokens.")
-    mean_tv: float
-    tokens_per_second: float = Field(description="Tokens over the time that this request's own steps took.")
-    discard_rate: float
-    verification_rate: float
-    prefill_s: float
-    draft_s: float
-    head_s: float
-    verify_s: float
-    other_s: float
-    forward_s: float
-    elapsed_s: float
-    time_shares: dict[str, float]
-    queue_s: float | None
-    time_to_first_token_s: float | None
-    steps: list[list[StepDetails]] | None = Field(default=None, description="With details: the steps of every answer.")
-
-
-class PromptTokens(BaseModel):
-    cached_tokens: int = Field(description="Of the prompt, those that did not have to be read again.")
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokens
-
-
-FinishedBy = Literal["stop", "length"]
-
-
-class TextChoice(BaseModel):
-    index: int
-    text: str
-    logprobs: dict[str, list[Any]] | None
-    finish_reason: FinishedBy | None
-
-
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: AssistantMessage
-    logprobs: dict[str, Any] | None
-    finish_reason: FinishedBy
-
-
-class DeltaChoice(BaseModel):
-    index: int
-    delta: dict[str, str]
-    logprobs: dict[str, Any] | None
-    finish_reason: FinishedBy | None
-
-
-Choice = TextChoice | ChatChoice | DeltaChoice
-
-
-class Reply(BaseModel):
-    """Fields of both replies and of chunks; in a chunk `speculative` is a step, or comes with the last one."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-
-
-class Completion(Reply):
-    choices: list[TextChoice]
-    usage: Usage
-    speculative: SpeculativeBlock
-
-
-class ChatCompletion(Reply):
-    choices: list[ChatChoice]
-    usage: Usage
-    speculative: SpeculativeBlock
-
-
-class Chunk(Reply):
-    choices: list[Choice]
-    usage: Usage | None = None
-    speculative: dict[str, Any] | None = None
-
-
-class ModelCard(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "specdecpp"
-    max_model_len: int | None = Field(description="What the target's context holds, prompt and answer together.")
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class Health(BaseModel):
-    status: Literal["ok", "stopping", "failed"]
-    running: int
-    waiting: int
-
-
-class Problem(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorReply(BaseModel):
-    error: Problem

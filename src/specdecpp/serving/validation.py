@@ -24,7 +24,7 @@ from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.engine import Part
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import Recorder
-from specdecpp.serving.schema import ChatRequest, CompletionRequest, Speculative
+from specdecpp.serving.schema import BaseRequest, Speculative
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.session import Session
 from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
@@ -44,6 +44,8 @@ class RequestPlan:
     sampling: Sampling
     parts: tuple[Part, ...]
     num_prompt_tokens: int
+    num_spec_tokens: int
+    """The most draft tokens that the policy allows in a step."""
     num_top: int | None = None
     details: bool = False
 
@@ -78,7 +80,7 @@ class RequestValidator:
         self._costs = measured(self.pair)
         self._decoder(None, self.settings.verification).generate([0], max_tokens=4, seed=0, ignore_eos=True)
 
-    async def validate(self, body: CompletionRequest | ChatRequest) -> RequestPlan:
+    async def validate(self, body: BaseRequest) -> RequestPlan:
         """Raises `ApiError` for what cannot be answered here."""
         if body.model is not None and body.model != self.name:
             raise self.unknown_model(body.model)
@@ -88,7 +90,7 @@ class RequestValidator:
         message = f"there is no model {name!r} here; this server has {self.name!r}."
         return ApiError(message, status=404, code="model_not_found", param="model")
 
-    def plan(self, body: CompletionRequest | ChatRequest) -> RequestPlan:
+    def plan(self, body: BaseRequest) -> RequestPlan:
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
         with self._lock:
             prompts = [self._encode(prompt, body) for prompt in body.prompts]
@@ -112,13 +114,14 @@ class RequestValidator:
             sampling=sampling,
             parts=tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True)),
             num_prompt_tokens=sum(map(len, prompts)),
+            num_spec_tokens=_longest(decoder.policy),
             num_top=body.num_top,
             details=body.speculative.details,
         )
 
-    def _encode(self, prompt: Any, body: CompletionRequest | ChatRequest) -> list[int]:
+    def _encode(self, prompt: Any, body: BaseRequest) -> list[int]:
         """The ids of one prompt, within the limit."""
-        field = _field(body)
+        field = body.prompt_field
         try:
             ids = encode(self._reader, prompt)
         except PromptError as error:
@@ -133,13 +136,13 @@ class RequestValidator:
             raise _too_long(f"{message} Shorten the prompt.", body)
         return ids
 
-    def _max_tokens(self, body: CompletionRequest | ChatRequest, *, longest: int) -> int:
-        """Length of an answer: as asked, else OpenAI's 16 for a completion, and for a chat what context and budget leave."""
+    def _max_tokens(self, body: BaseRequest, *, longest: int) -> int:
+        """Length of an answer: as asked, else as its kind of body has it, where context and budget leave that."""
         num, in_all, context = len(body.prompts) * body.n, self.settings.max_new_tokens, self.pair.target.max_length
         budget = in_all // num
         left = budget if context is None else min(budget, context - longest)
-        if body.num_new is None:
-            return max(1, left if isinstance(body, ChatRequest) else min(left, 16))
+        if body.num_new is None or body.is_cut:
+            return max(1, min(left, body.num_new or body.default_new or left))
         if body.num_new > budget:
             message = f"{body.num_new} tokens for each of {num} answers are asked for, and a request gets {in_all} in all."
             raise ApiError(f"{message} Lower max_tokens or n.", param="max_tokens")
@@ -202,9 +205,5 @@ def _longest(policy: Policy) -> int:
     return max([getattr(policy, "max_nodes", policy.max_tokens), *map(_longest, policy.parts)])
 
 
-def _field(body: CompletionRequest | ChatRequest) -> str:
-    return "messages" if isinstance(body, ChatRequest) else "prompt"
-
-
-def _too_long(message: str, body: CompletionRequest | ChatRequest) -> ApiError:
-    return ApiError(message, param=_field(body), code="context_length_exceeded")
+def _too_long(message: str, body: BaseRequest) -> ApiError:
+    return ApiError(message, param=body.prompt_field, code="context_length_exceeded")
