@@ -92,7 +92,7 @@ class EagerModel:
     def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to one cache."""
         start, cache.length = cache.length, cache.length + len(tokens)
-        positions = torch.arange(start, cache.length, device=self.device)[None]  # from 0, as `generate` has them: RoBERTa's differ
+        positions = torch.arange(start, cache.length, device=self.device)[None]  # as in `generate`: RoBERTa's own begin later
         known = {"logits_to_keep": rows, "position_ids": positions}
         given = {name: value for name, value in known.items() if name in self._takes}
         logits, hidden = self.offline_pass(cache.held, input_ids=torch.tensor([tokens], device=self.device), **given)

@@ -7,8 +7,8 @@
 | `ArgmaxLength` | the length that is fastest at the acceptance so far, or lately | outcomes, costs | history.py |
 | `UCBSpecStop` | the length that may be the fastest, by an upper bound | outcomes, costs | history.py |
 | `Cascade` | the length that was fastest in a test, none where that did not pay | outcomes, costs | history.py |
-| `FrontierLength` | the length that is fastest at the acceptance of each place; now and then one more | outcomes, costs | controllers.py |
-| `SkippingEMA` | as many draft tokens as were accepted lately; none where that is next to nothing | outcomes | controllers.py |
+| `FrontierLength` | the length that is fastest at the acceptance of each place, and probes | outcomes, costs | controllers.py |
+| `SkippingEMA` | as many as were accepted lately, none below a mean, but for probes | outcomes | controllers.py |
 | `DraftVerify` | q(x) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `AdaptiveEntropy` | 1 - sqrt(gamma H(q)) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `OnlineLogistic` | another would not raise the step's tokens a second | q, outcomes, costs | logistic.py |

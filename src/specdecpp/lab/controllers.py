@@ -44,10 +44,10 @@ class FrontierLength(Priced):
         n = argmax_n  (1 + a_1 + a_1 a_2 + ... + a_1 ... a_n) / t_step(n),    0 <= n <= frontier + 1
 
     The controller of Ollama's MLX runner (ollama/ollama#16791, `speculate_depth.go`). a_i is a moving average (weight .1) over
-    the steps that tested place i; the frontier is the last place with 10 tests, and the next place counts as likely as that one,
-    the first as certain. So the length grows by one place at a time, and is 0 where drafting does not pay. A probe of one more
-    comes every 4 steps, half as often each time the best length stays, every 512 steps at the least. It goes on from request
-    to request, as it does here where requests have no seed.
+    the steps that tested place i; the frontier is the last place with 10 tests, and the next place counts as likely as that
+    one, the first as certain. So the length grows by one place at a time, and is 0 where drafting does not pay. A probe of
+    one more comes every 4 steps, half as often each time the best length stays, every 512 steps at the least. It goes on from
+    request to request, as it does here where requests have no seed.
 
     Theirs measures t_step by the clock and first runs every length twice for that; here it is the cost model's, which knows
     all lengths, so that a seed gives the same steps again. Both begin without draft tokens.
@@ -67,9 +67,9 @@ class FrontierLength(Priced):
             )
 
     def start(self, given: Given = UNTAUGHT) -> Places:
-        if not given.past:
-            return Places(probe_every=self.probe_every)
-        return Places(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.past.items()})
+        past: dict[str, Any] = dict(given.past or {"probe_every": self.probe_every})
+        past |= {name: tuple(past.get(name, ())) for name in ("rates", "tested")}
+        return Places(**past)
 
     def carry(self, past: Mapping[str, Any] | None, memory: Places) -> Mapping[str, Any]:
         return asdict(memory)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/foreign.json"
-MARKERS = """generate accelerate_tests not_device_test is_agent_test is_captured_test is_pipeline_test is_staging_test
+MARKERS = """
+    generate accelerate_tests not_device_test is_agent_test is_captured_test is_pipeline_test is_staging_test
     is_tensor_parallel_test is_training_distributed_test is_training_test training_ci tensor_parallel_ci order
-    torch_compile_test torch_export_test flash_attn_test flash_attn_3_test flash_attn_4_test all_flash_attn_test""".split()
+    torch_compile_test torch_export_test flash_attn_test flash_attn_3_test flash_attn_4_test all_flash_attn_test
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Know the markers of their code, which are strict here."""
-    for name in MARKERS:
+    for name in MARKERS.split():
         config.addinivalue_line("markers", f"{name}: of transformers")
 
 

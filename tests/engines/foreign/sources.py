@@ -1,6 +1,6 @@
 """Test suites of others: fetched from GitHub at a pinned commit and run as they are. None of their code is here.
 
-    SPECDECPP_FOREIGN=FOLDER   checkouts that are there already, FOLDER/transformers, FOLDER/vllm and so on: needs no network
+SPECDECPP_FOREIGN=FOLDER   checkouts that are there already, FOLDER/transformers, FOLDER/vllm and so on: needs no network
 """
 
 import importlib.util
@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -66,14 +65,24 @@ class Source:
         return ""
 
 
-def loaded(path: Path, name: str, instead: Mapping[str, ModuleType] = {}) -> Any:  # noqa: B006 (only read)
+def loaded(path: Path, name: str, instead: Mapping[str, ModuleType] = {}) -> Any:
     """A module from its file, which finds the modules `instead` of those of that name."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with patch.dict(sys.modules, instead), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        spec.loader.exec_module(module)
+    before = {name: sys.modules.get(name) for name in instead}
+    sys.modules.update(instead)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spec.loader.exec_module(module)
+    finally:  # no patch.dict: it would forget what else was imported meanwhile
+        for name, there in before.items():
+            if there is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = there
     return module
 
 

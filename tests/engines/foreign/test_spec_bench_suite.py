@@ -31,7 +31,7 @@ NUM_TOKENS, CONTEXT = 32, 1024
 
 @cache
 def pair() -> sd.Pair:
-    return sd.load_pair()
+    return sd.load_pair("reference")
 
 
 @cache
@@ -44,7 +44,7 @@ def prompts() -> list[list[int]]:
 @cache
 def own() -> list[list[int]]:
     """The target's own greedy answers, by transformers."""
-    model = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(REFERENCE / "target", dtype=torch.float32)
     options: Any = {"max_new_tokens": NUM_TOKENS, "do_sample": False}
     return [model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist() for ids in prompts()]
 

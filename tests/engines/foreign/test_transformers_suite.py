@@ -1,5 +1,5 @@
-"""transformers' own tests of assisted generation: its vectors over `verify`, and its mixin through `custom_generate`, on the tiny
-model of every family that transformers has a causal LM of."""
+"""transformers' own tests of assisted generation: its vectors over `verify`, and its mixin through `custom_generate`, on the
+tiny model of every family that transformers has a causal LM of."""
 
 import importlib
 import sys
@@ -37,6 +37,7 @@ METHODS = (
 FAMILIES = sorted({model_type_to_module_name(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES})
 REFUSALS = ("encoder-decoder", "input_ids alone", "recurrent state", "is not supported")
 """Words of our own errors where a model or an input is not one that speculative decoding here runs: a reason to skip."""
+CHECK = "_check_generate_outputs"
 UNSUPPORTED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states", "cache_implementation")
 """Options that `custom_generate` refuses, taken out of the calls that it answers: the tokens are compared."""
 
@@ -51,7 +52,7 @@ def named(name: str) -> Any:
 
 
 theirs = named("tests.generation.test_utils")
-plain = GenerationMixin.generate
+plain: Any = vars(GenerationMixin)["generate"]
 
 
 def speculative_sampling(tokens: Tensor, q: Tensor, length: int, p: Tensor, is_ended: bool) -> tuple[Tensor, Tensor]:
@@ -111,7 +112,7 @@ def run(kind: type[unittest.TestCase], method: str) -> None:
         pytest.skip(f"transformers skips it: {outcome.skipped[0][1]}")
     for _, text in outcome.errors + outcome.failures:
         last = text.strip().splitlines()[-1]
-        if 'specdecpp/' in text and "Error: " in last and any(word in last for word in REFUSALS):
+        if "specdecpp/" in text and "Error: " in last and any(word in last for word in REFUSALS):
             pytest.skip(f"refused: {last.partition(': ')[2]}")
         pytest.fail(text)
     assert outcome.testsRun == 1
@@ -135,5 +136,5 @@ def test_mixin(family: str, method: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(GenerationMixin, "generate", generate)
     monkeypatch.setattr(theirs, "assert_similar_generate_outputs", same_tokens)
     for kind in found:
-        with patch.object(kind, "_check_generate_outputs", checking(kind._check_generate_outputs)):
+        with patch.object(kind, CHECK, checking(getattr(kind, CHECK))):
             run(kind, method)
