@@ -39,8 +39,10 @@ from specdecpp.lab import (
     Cascade,
     Disco,
     DraftVerify,
+    FrontierLength,
     Heuristic,
     OnlineLogistic,
+    SkippingEMA,
     UCBSpecStop,
 )
 from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
@@ -98,6 +100,8 @@ RIVALS = {
     "best length lately": Rival(lambda f, _: ArgmaxLength(fading=f, min_tokens=0), 0.1, (0.05, 0.1, 0.2, 0.4)),
     "Cascade": Rival(lambda k, _: Cascade(start_tokens=int(k)), 3, (1, 2, 3, 5)),
     "UCB-SpecStop": Rival(lambda b, _: taught(UCBSpecStop(exploration=b)), 1, (0.3, 1, 3, 10)),
+    "Ollama's controller": Rival(lambda n, _: taught(FrontierLength(probe_every=int(n))), 4, (2, 4, 16)),
+    "ExLlamaV3's EMA": Rival(lambda k, _: SkippingEMA(max_tokens=int(k)), 4, (2, 4, 7, 10, 14)),
     "vLLM's estimator": Rival(lambda k, _: taught(OnlineLogistic(max_tokens=int(k))), 7, (3, 5, 7, 10, 14)),
     "auto-off": Rival(lambda h, _: AutoOff(policy=CumulativeConfidence(threshold=h)), 0.2, (0.1, 0.2, 0.4, 0.6)),
     "bandit": Rival(lambda e, _: Bandit(arms=ARMS, exploration=e), 0.3, (0.1, 0.3, 1)),

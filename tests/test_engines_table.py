@@ -31,6 +31,16 @@ def test_the_page_is_what_the_results_say() -> None:
     assert page == table.written(page, json.loads((table.ROOT / table.RESULTS).read_text(encoding="utf-8")))
 
 
+def test_the_page_has_the_counts_of_the_suites_of_others() -> None:
+    """Catches counts of an earlier run, and a suite in which a test fails."""
+    page = (table.ROOT / "docs/lossless.md").read_text(encoding="utf-8")
+    found = json.loads((table.ROOT / "benchmarks/results/foreign.json").read_text(encoding="utf-8"))
+    assert len(found) == len(list((TESTS / "engines/foreign").glob("test_*_suite.py")))
+    for counts in found.values():
+        assert counts["passed"] + counts.get("skipped", 0) == counts["of"]
+        assert f"| {counts['passed']} of {counts['of']} |" in page
+
+
 def test_only_tests_that_passed_make_a_claim_hold() -> None:
     """Catches a skipped or a failed test that is written as working."""
     ends = [({"passed": 3}, "works"), ({"passed": 3, "failed": 1}, "**FAILS**"), ({"passed": 3, "skipped": 1}, "not run")]

@@ -24,10 +24,13 @@ from specdecpp.lab import (
     Cascade,
     Disco,
     DraftVerify,
+    FrontierLength,
     OnlineLogistic,
+    SkippingEMA,
     UCBSpecStop,
 )
 from specdecpp.lab.adaptive import Drift
+from specdecpp.lab.controllers import fastest
 from specdecpp.lab.history import Counts
 from specdecpp.lab.meta import Gain
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
@@ -54,6 +57,8 @@ REFUSED: list[tuple[Callable[[], Policy], str]] = [
     (lambda: AdaptiveEntropy(min_tokens=3, max_tokens=2), r"AdaptiveEntropy .* min_tokens=3"),
     (lambda: Cascade(start_tokens=9), "Cascade needs"),
     (lambda: Cascade(set_steps=0), "Cascade needs"),
+    (lambda: FrontierLength(min_tests=0), "min_tests of at least 1, got 4 and 0"),
+    (lambda: SkippingEMA(rise=2.0), "rise=2.0"),
     (lambda: Bandit(arms=(Fixed(k=1),)), "two or more arms"),
     (lambda: Bandit(arms=(Fixed(k=1), AutoOff(policy=Bandit(arms=(Fixed(k=1), Fixed(k=2)))))), "none of them a bandit"),
     (lambda: Bandit(arms=(Fixed(k=1), MaxConfidence(drop=True))), "some arms drop"),
@@ -178,7 +183,8 @@ RIVAL_COSTS = Costs.relative(0.3)
 
 
 def step_of(num_drafted: int, num_accepted: int, judged: tuple[float, ...] = ()) -> ReplayedStep:
-    return ReplayedStep(num_accepted + 1, num_drafted, num_accepted, RIVAL_COSTS.step_s(num_drafted), 0.0, 0.0, judged=judged)
+    seconds = RIVAL_COSTS.step_s(num_drafted)
+    return ReplayedStep(num_accepted + 1, num_drafted, num_accepted, seconds, 0.0, 0.0, judged=judged, costs=RIVAL_COSTS)
 
 
 def runs(policy: Policy, num_steps: int, accepted: Callable[[int], int]) -> list[tuple[int, int]]:
@@ -215,6 +221,37 @@ def test_ucb_specstop_tries_every_length_once_and_then_the_fastest() -> None:
         memory = policy.learn(memory, step_of(num, accepted))
     assert (memory.tokens[1], memory.steps[1]) == (5, 3)
     assert memory.seconds[1] == pytest.approx(3 * 1.3)
+
+
+def test_the_frontier_moves_by_one_place_at_a_time_and_probes_a_hopeless_draft_ever_more_seldom() -> None:
+    """Catches a leap to the longest step, a place that is trusted too early, and probes that stay as frequent or end."""
+    assert runs(FrontierLength(min_tests=2, max_tokens=3), 20, lambda k: k) == [(0, 1), (1, 2), (2, 2), (3, 15)]
+    waits = [3, 7, 15, 31, 63, 127, 255, 511, 511]
+    probes = [one for wait in waits for one in ((0, wait), (1, 1))]
+    assert runs(FrontierLength(min_tests=2), 3 + sum(waits) + len(waits), lambda k: 0) == [(0, 1), (1, 2), *probes]
+    found = runs(FrontierLength(min_tests=2), 22, lambda k: min(k, 1))
+    # 2 / 1.3 is the most; the second place counts as likely as the first until it has been tested twice
+    assert found == [(0, 1), (1, 2), (2, 2), (1, 3), (2, 1), (1, 7), (2, 1), (1, 5)]
+
+
+def test_the_frontier_learns_each_place_from_the_steps_that_reached_it() -> None:
+    """Catches places behind a rejection that count as rejected, a mean that begins at 0, and survival without its product."""
+    policy = FrontierLength(fading=0.1)
+    memory = policy.learn(policy.learn(policy.start(), step_of(3, 1)), step_of(3, 3))
+    assert (memory.rates, memory.tested) == (pytest.approx((1.0, 0.1, 1.0)), (2, 2, 1))
+    costs = Costs.relative(0.15)  # 1.5 / 1.15 = 1.304 tokens a pass of one draft token, 1.75 / 1.3 = 1.346 and 1.6 / 1.3 of two
+    assert [fastest(chances, costs) for chances in ([0.5, 0.5], [0.5, 0.2], [0.1, 1.0], [])] == [2, 1, 0, 0]
+
+
+def test_a_full_step_counts_one_more_and_a_hopeless_draft_is_skipped_but_for_probes() -> None:
+    """Catches a full step that holds the length down, weights that are swapped, and a mean that cannot recover."""
+    policy = SkippingEMA(max_tokens=6)
+    memory, lengths = policy.start(), []
+    for accepted in (6, 2, 4, 0, 0, 0, *[0] * 15, 0, *[0] * 15, 2, 0):
+        lengths.append(policy.limit(memory))
+        memory = policy.learn(memory, outcome(lengths[-1], accepted))
+    # the means: 7, 3.75, 1.3 * 5 - .3 * 3.75 = 5.375, 1.881, .658, .230, a probe .081, a probe 1.3 * 3 - .024 = 3.876
+    assert lengths == [6, 6, 4, 6, 2, 1, *[0] * 15, 2, *[0] * 15, 2, 4]
 
 
 def test_what_a_rejection_hides_is_not_counted_and_old_steps_fade() -> None:
@@ -262,7 +299,8 @@ def test_the_online_estimator_drafts_whole_steps_until_it_is_fitted_and_hands_it
         fit = policy.learn(fit, step_of(4, 1, (0.6, 0.6, 0.6, 0.6)))
     assert fit.num_fits == 1
     tried = UCBSpecStop().learn(UCBSpecStop().start(), step_of(2, 1))
-    for rule, memory in ((policy, fit), (UCBSpecStop(), tried)):
+    known = FrontierLength().learn(FrontierLength().start(), step_of(2, 1))
+    for rule, memory in ((policy, fit), (UCBSpecStop(), tried), (FrontierLength(), known)):
         experience = Experience(rule)
         experience.add(memory)
         assert experience.begin() == memory

@@ -67,7 +67,7 @@ class EagerModel:
         self.max_length = max_length(config)
         self.device = model.get_input_embeddings().weight.device
         self._cache_name = _cache_name(model) or ""
-        self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._takes = inspect.signature(model.forward).parameters
         if probe:
             self._probe()
 
@@ -91,9 +91,11 @@ class EagerModel:
 
     def read(self, cache: Any, tokens: list[int], *, rows: int) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Append tokens to one cache."""
-        keep: dict[str, Any] = {"logits_to_keep": rows} if self._takes_rows else {}
-        cache.length += len(tokens)
-        logits, hidden = self.offline_pass(cache.held, input_ids=torch.tensor([tokens], device=self.device), **keep)
+        start, cache.length = cache.length, cache.length + len(tokens)
+        positions = torch.arange(start, cache.length, device=self.device)[None]  # as in `generate`: RoBERTa's own begin later
+        known = {"logits_to_keep": rows, "position_ids": positions}
+        given = {name: value for name, value in known.items() if name in self._takes}
+        logits, hidden = self.offline_pass(cache.held, input_ids=torch.tensor([tokens], device=self.device), **given)
         return logits[0, -rows:], hidden[0, -rows:]
 
     @torch.inference_mode()

@@ -30,9 +30,9 @@ EXAMPLES = (
 )
 POLICY_HELP = (
     "When to stop drafting: fixed:K, none, heuristic, ema, argmax, max-confidence:T, cumulative:T, entropy:T, "
-    "draft-verify:T, adaptive-entropy:T, disco:T, ucb-specstop, cascade, online-logistic, specdecpp:T, cost-aware, "
-    "auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the colon. Without "
-    "it: cost-aware, or specdecpp with a head that nobody has calibrated."
+    "draft-verify:T, adaptive-entropy:T, disco:T, ucb-specstop, cascade, frontier, ema-skip, online-logistic, specdecpp:T, "
+    "cost-aware, auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the "
+    "colon. Without it: cost-aware, or specdecpp with a head that nobody has calibrated."
 )
 
 

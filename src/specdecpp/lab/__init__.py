@@ -7,6 +7,8 @@
 | `ArgmaxLength` | the length that is fastest at the acceptance so far, or lately | outcomes, costs | history.py |
 | `UCBSpecStop` | the length that may be the fastest, by an upper bound | outcomes, costs | history.py |
 | `Cascade` | the length that was fastest in a test, none where that did not pay | outcomes, costs | history.py |
+| `FrontierLength` | the length that is fastest at the acceptance of each place, and probes | outcomes, costs | controllers.py |
+| `SkippingEMA` | as many as were accepted lately, none below a mean, but for probes | outcomes | controllers.py |
 | `DraftVerify` | q(x) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `AdaptiveEntropy` | 1 - sqrt(gamma H(q)) < threshold, which follows outcomes | q, outcomes | adaptive.py |
 | `OnlineLogistic` | another would not raise the step's tokens a second | q, outcomes, costs | logistic.py |
@@ -24,6 +26,8 @@ No module outside this package imports it. `--policy` and `bench` find its rules
 
 from specdecpp.lab.adaptive import AdaptiveEntropy as AdaptiveEntropy
 from specdecpp.lab.adaptive import DraftVerify as DraftVerify
+from specdecpp.lab.controllers import FrontierLength as FrontierLength
+from specdecpp.lab.controllers import SkippingEMA as SkippingEMA
 from specdecpp.lab.copies import WithCopies as WithCopies
 from specdecpp.lab.history import AcceptanceEMA as AcceptanceEMA
 from specdecpp.lab.history import ArgmaxLength as ArgmaxLength
