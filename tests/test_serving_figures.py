@@ -24,6 +24,8 @@ from specdecpp.serving.schema import ChatRequest
 TEXT = "I believe the meaning of life is"
 GREEDY = {"temperature": 0.0, "top_k": 1}
 FIXED = {"speculative": {"policy": "fixed:3", "details": True}}
+ALWAYS = {"speculative": {"policy": "fixed:3"}}
+"""The policy that drafts whatever steps cost here."""
 MESSAGE = [{"role": "user", "content": TEXT}]
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 
@@ -144,7 +146,7 @@ def test_the_figures_are_those_of_the_steps(server: Served, path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stream_has_the_figures_at_its_end(server: Served, path: str) -> None:
     """Catches figures in every chunk, in none, or other ones than those of the whole."""
-    body = asked(path, speculative={"policy": "fixed:3"})
+    body = asked(path, **ALWAYS)
     whole = told(server, path, body)
     *parts, last = streamed(server, path, body | {"stream_options": {"include_usage": True, "include_obfuscation": False}})
     assert not any({"timings", "metrics"} & set(part) for part in parts)
@@ -184,7 +186,7 @@ def test_cached_tokens_are_not_read_again() -> None:
 def test_requests_of_llama_cpps_tests(server: Served) -> None:
     """Catches a draft that changes a greedy answer, one that is not used, and a stream that is another answer."""
     body = {"prompt": TEXT, **GREEDY, "n_predict": 16, "speculative.p_min": 0.0, "cache_prompt": False, "seed": -1}
-    alone, drafted = (told(server, "/completion", body | {"speculative": how}) for how in (False, {"policy": "fixed:3"}))
+    alone, drafted = (told(server, "/completion", body | {"speculative": how}) for how in (False, ALWAYS["speculative"]))
     assert (
         alone["content"] == drafted["content"] == told(server, PATHS[0], asked(PATHS[0], max_tokens=16))["choices"][0]["text"]
     )
@@ -214,7 +216,7 @@ def test_how_an_answer_of_llama_cpps_endpoint_ends(server: Served) -> None:
         cut = told(server, "/completion", {"prompt": ids, "n_predict": num, "ignore_eos": True})
         assert (cut["tokens_predicted"], cut["stop_type"], cut["truncated"]) == (24, "limit", True)
     assert server.post("/completion", {"prompt": [5] * 1024}).json()["error"]["code"] == "context_length_exceeded"
-    ended = [told(server, "/completion", {"prompt": TEXT, "seed": seed}) for seed in range(4)]
+    ended = [told(server, "/completion", {"prompt": TEXT, "seed": seed, **ALWAYS}) for seed in range(4)]
     assert {"eos"} <= {reply["stop_type"] for reply in ended}
     assert not any(reply["truncated"] for reply in ended if reply["stop_type"] == "eos")
 
@@ -235,8 +237,8 @@ def test_several_prompts_of_llama_cpps_endpoint(server: Served) -> None:
 def test_sampling_under_llama_cpps_names(server: Served) -> None:
     """Catches a parameter that gets lost between its two names."""
     names = {"top_k": 5, "top_p": 0.9, "min_p": 0.05, "temperature": 0.9, "seed": 7}
-    ours = told(server, PATHS[0], asked(PATHS[0], **names, repetition_penalty=1.3))["choices"][0]["text"]
-    body = {"prompt": TEXT, "n_predict": 24, **names}
+    ours = told(server, PATHS[0], asked(PATHS[0], **names, **ALWAYS, repetition_penalty=1.3))["choices"][0]["text"]
+    body = {"prompt": TEXT, "n_predict": 24, **names, **ALWAYS}
     theirs = told(server, "/completion", body | {"repeat_penalty": 1.3, "repeat_last_n": -1})
     assert theirs["content"] == ours
     off = told(server, "/completion", body | {"repeat_penalty": 1.3, "repeat_last_n": 0})
