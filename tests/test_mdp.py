@@ -7,7 +7,6 @@ real session over exact tables, closed forms, the paper's printed figures, and t
 import doctest
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +31,6 @@ from specdecpp.verify import TokenVerification
 
 pytestmark = pytest.mark.lab
 
-PAGE = Path(__file__).parent.parent / "docs" / "lab.md"
 TIGHT = {"rel": 1e-9, "abs": 1e-12}
 
 chances = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0.01, 1.0))
@@ -279,9 +277,8 @@ def test_constant_acceptance_has_the_papers_figures():
     assert hindsight(lattice, costs).speed_up(costs) == pytest.approx(2.649, abs=5e-4)
 
 
-@pytest.mark.parametrize("where", ["page", "module"])
-def test_the_examples_run(where):
-    """Catches an example in the page or in a docstring that does not do what it shows."""
-    outcome = doctest.testmod(mdp) if where == "module" else doctest.testfile(str(PAGE), module_relative=False)
+def test_the_examples_run():
+    """Catches an example in a docstring that does not do what it shows."""
+    outcome = doctest.testmod(mdp)
     assert outcome.attempted > 0
     assert outcome.failed == 0
