@@ -69,11 +69,22 @@ def check(
     pair = names.load()
     print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
     sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
-    found = _checked(pair, sets, trial, _more(pair, texts))
+    found = _checked(pair, sets, trial)
     if as_json:
         print_json(advice.to_dict(found))
     else:
         _show(found)
+    if not found.is_interrupted:
+        _keep(pair, texts, trial)
+
+
+def _keep(pair: "Pair", texts: "Sequence[Questions]", trial: "Trial") -> None:
+    """With the verdict said, decode some more, for later requests to be compared with; Ctrl-C ends it."""
+    from specdecpp.bench import check as checking
+    from specdecpp.report import render
+
+    with suppress(KeyboardInterrupt), interruptible(), render.live("keeping figures for later") as tell:
+        checking.keep_figures(pair, _more(pair, texts), trial, tell=tell)
 
 
 def _more(pair: "Pair", texts: "Sequence[Questions]") -> list[tuple[int, ...]]:
@@ -86,7 +97,7 @@ def _more(pair: "Pair", texts: "Sequence[Questions]") -> list[tuple[int, ...]]:
     return [ids for of in texts for ids in questions.encoded(pair, of, num_dev=0, num_test=check.REQUESTS).test]
 
 
-def _checked(pair: "Pair", sets: "Sequence[Questions]", trial: "Trial", more: "Sequence[Sequence[int]]") -> "Check":
+def _checked(pair: "Pair", sets: "Sequence[Questions]", trial: "Trial") -> "Check":
     """The result when the check ends, by itself or by Ctrl-C. Raises `typer.Exit` with 130 where that is nothing."""
     from specdecpp.bench import check as checking
     from specdecpp.report import advice, render
@@ -94,11 +105,7 @@ def _checked(pair: "Pair", sets: "Sequence[Questions]", trial: "Trial", more: "S
     try:
         with interruptible(), render.live("checking") as tell:
             print(f"checking for at most {clock(trial.seconds)}; Ctrl-C ends it with what is known", file=sys.stderr)
-            found = checking.check(pair, sets, trial, tell=lambda now: tell(advice.now(now)), may_interrupt=True)
-            with suppress(KeyboardInterrupt):
-                if not found.is_interrupted:
-                    checking.keep_figures(pair, more, trial, tell=tell)
-            return found
+            return checking.check(pair, sets, trial, tell=lambda now: tell(advice.now(now)), may_interrupt=True)
     except KeyboardInterrupt:
         print("interrupted before anything was known of this pair.", file=sys.stderr)
         raise typer.Exit(130) from None
