@@ -1,6 +1,6 @@
 """The server's rate with answers under a grammar over its rate without, one client, requests in turns.
 
-    python benchmarks/structured.py --pair smollm2 [--target FILE --draft FILE] [--num 24]
+    python benchmarks/structured.py --pair smollm2 [--target FILE --draft FILE] [--num 12]
 
 Each prompt asks for the same JSON twice: as any text, and with a schema (`response_format`), in random order. A rate is tokens
 over the seconds of a request but for those of its prompt (`timings`), under the default rule, up to 96 tokens. The two texts
@@ -84,15 +84,15 @@ def main() -> None:
     parser.add_argument("--pair", default="smollm2", help="a name for the rows; without --target that of a shipped pair")
     parser.add_argument("--target")
     parser.add_argument("--draft")
-    parser.add_argument("--num", type=int, default=24)
+    parser.add_argument("--num", type=int, default=12)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     names = ("--target", given.target or given.pair, *(("--draft", given.draft) if given.draft else ()))
     with running(*names) as url:
         rows = {name: rates(url, given.num, sampling, seed=0) for name, sampling in SAMPLINGS.items()}
     whole = json.loads(given.out.read_text()) if given.out.exists() else {"pairs": {}}
-    whole["pairs"][given.pair] = rows
-    whole["summary"] = {pair: min(row["ratio"] for row in of.values()) for pair, of in whole["pairs"].items()}
+    whole["pairs"][given.pair] = rows | {"num": given.num}
+    whole["summary"] = {pair: min(of[name]["ratio"] for name in SAMPLINGS) for pair, of in whole["pairs"].items()}
     given.out.write_text(json.dumps(whole, indent=1) + "\n")
     print(json.dumps(rows, indent=1))
 

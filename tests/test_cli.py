@@ -319,3 +319,15 @@ def test_a_reader_that_goes_away_is_no_error(pair: list[str]):
     complaint = process.stderr.read()
     process.stderr.close()
     assert (process.wait(), complaint) == (0, b"")
+
+
+def test_an_answer_fits_the_schema_in_a_file(tmp_path: Path):
+    """Catches an option that is read and not passed on."""
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3}')
+    found = answer("Letters:", "--target", "reference", "--json-schema", str(path), "--seed", "1")
+    assert set(json.loads(found["text"])) <= {"a", "b"}
+    path.write_text('{"type": 5}')
+    refused = call("generate", "Letters:", "--target", "reference", "--json-schema", str(path))
+    assert refused.exit_code != 0
+    assert "type must be" in refused.stderr

@@ -121,7 +121,7 @@ def test_another_sampling_is_compared_by_acceptance(pair):
     """Catches estimates that are compared across samplings, and a check that loses what another sampling found."""
     kept = drift.recalled(pair)
     assert kept is not None
-    watch = drift.Watch(pair)
+    watch = drift.PairWatch(pair)
     watch.end("another", 1, [])
     (of,) = watch._of.values()
     assert [i for i, *_ in of.means()] == []
@@ -149,4 +149,4 @@ def test_the_card_beside_a_draft_goes_along(pair, tmp_path):
     for file in cache_dir.folder().glob("acceptance-*.json"):
         file.write_text("[]")
     assert drift.recalled(moved) is None
-    assert drift.Watch(moved).kept is None
+    assert drift.PairWatch(moved).kept is None

@@ -22,6 +22,7 @@ from specdecpp.lab import TreePolicy
 from specdecpp.loading.pair import load_pair
 from specdecpp.policies import Fixed, Policy
 from specdecpp.sampling import Sampling, streams
+from specdecpp.step import Host
 from specdecpp.testing import TableModel
 from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, at
 
@@ -220,6 +221,25 @@ def test_compiled_code_decides_as_the_host_does(sampling: Sampling, verification
                 ends[str(session.finish_reason)] += 1
     assert num_forced > 0
     assert set(ends) == {"grammar", "eos", "length"}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=1.3)])
+def test_graphs_leave_grammars_to_the_host(sampling: Sampling):
+    """Catches an engine of recorded passes that takes a grammar and does not ask it; run on a CPU, on a GPU never yet."""
+    models = models_of("device")
+    with unchecked():
+        for seed in range(8):
+            session = models.session(Fixed(3), sampling, seed=seed, grammar=WideAutomaton(random_rules(seed)))
+            assert isinstance(session.engine, Host)
+            finish(session)
+            state = WideAutomaton(random_rules(seed))
+            for token in session.tokens[session.num_prompt_tokens :]:
+                assert state.allowed()[token]
+                state.push(token)
+            if sampling.is_greedy:
+                alone = models.session(Fixed(0), sampling, seed=seed, grammar=WideAutomaton(random_rules(seed)))
+                finish(alone)
+                assert session.tokens == alone.tokens
 
 
 def test_rows_of_a_grammar_and_tokens_that_fit_leave_the_matcher_where_it_was():

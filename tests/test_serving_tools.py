@@ -14,7 +14,7 @@ from served import Served, served
 import specdecpp as sd
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
-from specdecpp.serving.tools import CLOSE, OPEN, CallReader, ToolUse, grammar_of, told
+from specdecpp.serving.tools import CLOSE, OPEN, CallReader, ToolUse, answer_grammar, told
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 WEATHER = {
@@ -219,13 +219,13 @@ STRICT = {**WEATHER, "strict": True}
     ],
 )
 def test_what_answers_the_grammar_allows(pair: Pair, use: Any, schema: Any, good: list[str], bad: list[str]) -> None:
-    grammar = grammar_of(use, schema, pair.tokenizer)
+    grammar = answer_grammar(use, schema, pair.tokenizer)
     assert [fits(grammar, pair, text) for text in good] == [True] * len(good)
     assert [fits(grammar, pair, text) for text in bad] == [False] * len(bad)
 
 
 def test_any_text_will_do_for_tools_that_need_not_be_called_and_are_not_strict(pair: Pair) -> None:
-    assert grammar_of(ToolUse(functions=(WEATHER,)), None, pair.tokenizer) is None
+    assert answer_grammar(ToolUse(functions=(WEATHER,)), None, pair.tokenizer) is None
 
 
 def test_a_template_that_knows_calls_is_given_tools_and_another_model_is_told_of_them() -> None:

@@ -135,7 +135,7 @@ class Comparison:
         return [(i, fmean(column), self._before[i]) for i, column in columns.items() if column]
 
 
-class Watch:
+class PairWatch:
     """All requests of a pair in this process, each way to decode compared with the check's. `warning` is set once."""
 
     def __init__(self, pair: "Pair"):
@@ -174,7 +174,7 @@ class Watch:
 class RequestTally:
     """The steps of one request, for `watch`."""
 
-    watch: Watch
+    watch: PairWatch
     way: str
     prompt: int
     steps: list[Step] = field(default_factory=list)
@@ -186,7 +186,7 @@ class RequestTally:
 
 
 class CheckFigures(NamedTuple):
-    """What a check found: figures of requests by the way they were decoded, the latest last."""
+    """Figures of a check's requests by the way they were decoded, the latest last."""
 
     day: str
     made: dict[str, Any]
@@ -206,7 +206,7 @@ def keep(pair: "Pair", way: str, found: Sequence[Figures]) -> dict[str, Any]:
 
 
 def recalled(pair: "Pair") -> CheckFigures | None:
-    """What the last check of the pair found; else what the draft's card says, or what the last check of the target found."""
+    """Figures of the pair's last check; else those on the draft's card, or of the target's last check."""
     both, target = _names(pair)
     card = Path(pair.draft_name).parent / CARD
     for read in (

@@ -69,7 +69,7 @@ def allowed_rows(matcher: Matcher, tokens: list[int]) -> Bool[Tensor, "K1 V"]:
 
 
 def fitting(matcher: Matcher, tokens: list[int]) -> int:
-    """How many of these tokens, from the first on, the grammar allows."""
+    """Number of these tokens, from the first on, that the grammar allows."""
     matcher = matcher.fork()
     for i, token in enumerate(tokens):
         if matcher.is_over or not matcher.allowed()[token]:

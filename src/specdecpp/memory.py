@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdecpp import cache_dir
 from specdecpp.costs.clock import shares
-from specdecpp.drift import RequestTally, Watch, text_of
+from specdecpp.drift import PairWatch, RequestTally, text_of
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.head import costs_for, heads
@@ -91,20 +91,20 @@ class Memory:
         return self._known.practice.past(self.policy, costs, is_greedy=sampling.is_greedy)
 
     def way(self, sampling: Sampling) -> dict[str, Any]:
-        """How requests under this sampling are decoded, whatever the pair."""
+        """Rule, heads, sampling and verification of such requests, whatever the pair."""
         judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
         of = {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
         return of | ({} if is_lossless(self.verification) else {"verification": str(self.verification)})
 
     def tally(self, sampling: Sampling, prompt: Sequence[int]) -> RequestTally | None:
-        """What compares a request with the pair's check; None where there was none, and where acceptance is not the ratio
-        test's."""
+        """A tally that compares a request with the pair's check; None where there was none, and where acceptance is not the
+        ratio test's."""
         of = at(sampling, self.verification)
         if not (self.remembers and self.pair.is_identified and isinstance(of, TokenVerification | GreedyVerification)):
             return None
         if "watch" not in self.pair.measured:
-            self.pair.measured["watch"] = Watch(self.pair)
-        watch: Watch = self.pair.measured["watch"]
+            self.pair.measured["watch"] = PairWatch(self.pair)
+        watch: PairWatch = self.pair.measured["watch"]
         return watch.kept and RequestTally(watch, text_of(self.way(sampling)), hash(tuple(prompt)))
 
     def experience(self, sampling: Sampling) -> Experience:

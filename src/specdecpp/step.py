@@ -335,7 +335,7 @@ def propose(plan: Plan) -> Draft:
             if grammar.is_over:
                 draft.stop = END_OF_TEXT
                 break
-        if draft.num_tokens >= decision.limit and draft.num_tokens >= min(decision.limit + num_forced, decision.room):
+        if draft.num_tokens >= max(decision.limit, min(decision.limit + num_forced, decision.room)):
             break
         if draft.num_tokens and not decision.may_draft:
             break
@@ -367,12 +367,15 @@ def propose(plan: Plan) -> Draft:
     return draft
 
 
+def skips_forced(policy: Policy) -> bool:
+    """True where tokens that a grammar forces need no pass of their own: a head that judges a token by the pass which reads it
+    needs that pass."""
+    return policy.looks_ahead or judge_of(policy) is None
+
+
 def _forced(draft: Draft, grammar: Matcher, plan: Plan) -> list[int]:
-    """Add the tokens that the grammar leaves no choice about, as far as there is room: they cost no pass of the draft. A head
-    that judges a token by the pass which reads it needs that pass."""
-    policy, found = plan.request.policy, list[int]()
-    if policy.looks_ahead or judge_of(policy) is None:
-        found = grammar.forced()[: plan.decision.room - draft.num_tokens]
+    """Add the tokens that the grammar leaves no choice about, as far as there is room: they cost no pass of the draft."""
+    found = grammar.forced()[: plan.decision.room - draft.num_tokens] if skips_forced(plan.request.policy) else []
     for token in found:
         draft.force(token, plan.request)
         grammar.push(token)

@@ -128,7 +128,7 @@ class Average:
 
 @dataclass(frozen=True, kw_only=True)
 class SkippingEMA(Policy):
-    """As many draft tokens as were accepted lately, rounded up; none below `skip_below`, but for a probe.
+    """Draft as many tokens as were accepted lately, rounded up; none below `skip_below`, but for a probe.
 
     `dynamic_draft_tokens` of ExLlamaV3 (`generator.py`, `job.py`). A step that was accepted whole counts one token more than
     it had, as its length hid what would have followed. The mean follows a larger count with weight 1.3, which goes beyond it,

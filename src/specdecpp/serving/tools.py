@@ -55,7 +55,7 @@ class ToolUse:
         return {"anyOf": calls, "x-guidance": {"whitespace_pattern": BLANKS}}
 
 
-def grammar_of(use: ToolUse | None, schema: Any, tokenizer: Any) -> Grammar | None:
+def answer_grammar(use: ToolUse | None, schema: Any, tokenizer: Any) -> Grammar | None:
     """The grammar of an answer that has calls, or JSON that fits a schema, or either; None where any text will do."""
     if use is None:
         return None if schema is None else Grammar.json(schema)

@@ -27,7 +27,7 @@ from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import Recorder
 from specdecpp.serving.schema import BaseRequest, Speculative
 from specdecpp.serving.settings import ServerSettings
-from specdecpp.serving.tools import grammar_of, told
+from specdecpp.serving.tools import answer_grammar, told
 from specdecpp.session import Session
 from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
 
@@ -164,7 +164,7 @@ class RequestValidator:
         """The grammar of the answer, compiled once here, where a mistake is the client's."""
         pair, use = self.pair, body.tool_use
         try:
-            if (found := grammar_of(use, body.answer_schema, pair.tokenizer)) is not None:
+            if (found := answer_grammar(use, body.answer_schema, pair.tokenizer)) is not None:
                 found.matcher(pair.tokenizer, vocab_size=pair.target.vocab_size, ends=pair.ends)
             return found
         except (ValueError, MissingExtraError) as error:

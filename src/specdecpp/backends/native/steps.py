@@ -28,7 +28,7 @@ from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Evidence, Stop
 from specdecpp.sampling import Uniforms, seen_rows
 from specdecpp.scheduler import Reading
-from specdecpp.step import NOT_SCORED, Host, Plan, Request, Result, Rows
+from specdecpp.step import NOT_SCORED, Host, Plan, Request, Result, Rows, skips_forced
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification, Verification
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
@@ -231,7 +231,7 @@ class _DraftedSteps(_Steps):
             task.head = ctypes.addressof(self._head)
         task.judges_by_q = self._judges and self._head is None
         if request.grammar is not None:
-            skips = request.policy.looks_ahead or not self._judges
+            skips = skips_forced(request.policy)
             self._following = Following(task, is_greedy=request.sampling.is_greedy, skips=skips)
 
     def drafts(self, plan: Plan) -> Drafting | None:
@@ -241,12 +241,10 @@ class _DraftedSteps(_Steps):
         task.num, task.drawn, task.why, task.value, task.forward_s, task.head_s = 0, 0, ON, 1.0, 0.0, 0.0
         if self._following is not None:
             self._force(plan, self._following)
-        if task.num >= task.limit if self._following else not limit:
+        if task.why == ENDED or task.num >= (limit if self._following is None else task.limit):
             return None
         if not rule.threshold(0) <= 1.0:
-            task.why = task.why if task.num else STOPPED
-            return None
-        if task.why == ENDED:
+            task.why = ON if task.num else STOPPED
             return None
         unread = plan.tokens[self.draft.length :]
         self.draft.settle(unread)
