@@ -26,7 +26,7 @@ from specdecpp.backends.base import Cache
 from specdecpp.grammar import Matcher, allowed_rows, restricted
 from specdecpp.head import features
 from specdecpp.policies import Costs, Policy, Stop
-from specdecpp.policies.head import judge_of
+from specdecpp.policies.head import judge_of, skips_forced
 from specdecpp.policies.protocol import END_OF_TEXT, LIMIT, Decision
 from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
 from specdecpp.verify import Verdict, Verification
@@ -365,12 +365,6 @@ def propose(plan: Plan) -> Draft:
             grammar.push(token)
         unread = [token]
     return draft
-
-
-def skips_forced(policy: Policy) -> bool:
-    """True where tokens that a grammar forces need no pass of their own: a head that judges a token by the pass which reads it
-    needs that pass."""
-    return policy.looks_ahead or judge_of(policy) is None
 
 
 def _forced(draft: Draft, grammar: Matcher, plan: Plan) -> list[int]:

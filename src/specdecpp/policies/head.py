@@ -109,6 +109,12 @@ def judge_of(policy: Policy) -> Policy | None:
     return None if policy.parts or type(policy).judge is Policy.judge else policy
 
 
+def skips_forced(policy: Policy) -> bool:
+    """True where tokens that a grammar forces need no pass of their own: a head that judges a token by the pass which reads it
+    needs that pass."""
+    return policy.looks_ahead or judge_of(policy) is None
+
+
 def judges_plainly(judge: Policy) -> bool:
     """Tell whether a rule says of a draft token what its head says, or q without one: a subclass may judge in a way of its
     own."""

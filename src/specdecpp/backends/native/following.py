@@ -23,7 +23,7 @@ class Columns(NamedTuple):
 
 class Following:
     """Tokens that a grammar allows behind each draft token of a step, `allowed` [K + 1 V], and those that it forces: they are
-    draft tokens with a one-hot q. `skips` is false where a head must see the pass that reads them (`step.skips_forced`)."""
+    draft tokens with a one-hot q. `skips` is `policies.head.skips_forced`."""
 
     def __init__(self, task: Drafting, *, is_greedy: bool, skips: bool):
         self._task, self._is_greedy, self._skips = task, is_greedy, skips

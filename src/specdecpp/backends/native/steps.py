@@ -24,11 +24,11 @@ from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.copying import Copying, propose
 from specdecpp.grammar import allowed_rows
 from specdecpp.head import SCALARS, RowEstimator
-from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
+from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly, skips_forced
 from specdecpp.policies.protocol import END_OF_TEXT, Evidence, Stop
 from specdecpp.sampling import Uniforms, seen_rows
 from specdecpp.scheduler import Reading
-from specdecpp.step import NOT_SCORED, Host, Plan, Request, Result, Rows, skips_forced
+from specdecpp.step import NOT_SCORED, Host, Plan, Request, Result, Rows
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification, Verification
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
