@@ -8,6 +8,7 @@ TORCH_INDEX ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --no-warn-script-location
 STAMP := $(VENV)/.stamp
+PYTEST := $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 OWN := $(VENV)/.made-by-make
 CODE := hatch_build.py src tests recipes benchmarks examples docs/site docs/figures
 EXACT := verification law step_law batch batch_serving session sampling families caches eager graphs graph_steps engines native native_kinds \
@@ -25,7 +26,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
+.PHONY: help demo test test-rest typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -38,8 +39,11 @@ help:  ## this list
 demo: $(STAMP)  ## watch SmolLM2 decode (the reference pair where it could not be installed)
 	@$(VENV)/bin/specdecpp demo
 
-test: lint  ## lint, then all tests, on all cores
-	$(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+test: lint  ## lint, then the tests, on all cores
+	$(PYTEST) -m "not lab and not elsewhere"
+
+test-rest: $(STAMP)  ## tests of the lab, and of code for other processors and GPUs
+	$(PYTEST) -m "lab or elsewhere"
 
 typecheck: $(STAMP)  ## some tests with every annotated type and shape checked at every call
 	$(PY) -m pytest -q -n auto --jaxtyping-packages=specdecpp,beartype.beartype $(TYPED:%=tests/test_%.py)

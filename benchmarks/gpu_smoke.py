@@ -189,7 +189,7 @@ def distil(*more: str) -> Line:
     def line(place: Place) -> str:
         target = place.target if "--no-head" in more else str(REFERENCE / "target")
         out = str(place.folder / f"draft{len(more)}")
-        given = ("--prompts", place.prompts, "--out", out, "--tokens", "4000", "--max-tokens", "16", "--epochs", "1", "--quiet")
+        given = ("--prompts", place.prompts, "--out", out, "--tokens", "1500", "--max-tokens", "16", "--epochs", "1", "--quiet")
         return place.verb("distil", target, *given, *more)
 
     return line

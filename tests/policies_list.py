@@ -11,23 +11,8 @@ from typing import Any
 import torch
 from distributions import random_head
 
+from specdecpp import lab
 from specdecpp.head import AcceptanceHead, Calibration
-from specdecpp.lab import (
-    AcceptanceEMA,
-    AdaptiveEntropy,
-    ArgmaxLength,
-    AutoOff,
-    Bandit,
-    Cascade,
-    Disco,
-    DraftVerify,
-    FrontierLength,
-    Heuristic,
-    OnlineLogistic,
-    SkippingEMA,
-    UCBSpecStop,
-    WithCopies,
-)
 from specdecpp.policies import (
     CostAware,
     CumulativeConfidence,
@@ -100,24 +85,26 @@ EXAMPLES: dict[str, Example] = {
     "none": Example(make=lambda heads, most: Fixed(k=0), looks=False),
     "fixed-1": Example(make=lambda heads, most: Fixed(k=1), looks=False),
     "fixed": Example(make=lambda heads, most: Fixed(k=most), looks=False),
-    "heuristic": Example(make=_free(Heuristic, start_tokens=1), looks=False, learns=True),
-    "ema": Example(make=_free(AcceptanceEMA, start_tokens=2, eta=0.6), looks=False, learns=True),
-    "argmax": Example(make=_free(ArgmaxLength, prior=0.6, prior_tokens=1), looks=False, learns=True),
+    "heuristic": Example(make=_free(lab.Heuristic, start_tokens=1), looks=False, learns=True),
+    "ema": Example(make=_free(lab.AcceptanceEMA, start_tokens=2, eta=0.6), looks=False, learns=True),
+    "argmax": Example(make=_free(lab.ArgmaxLength, prior=0.6, prior_tokens=1), looks=False, learns=True),
     "argmax-fading": Example(
-        make=_free(ArgmaxLength, prior=0.6, prior_tokens=1, fading=0.5, min_tokens=0), looks=False, learns=True
+        make=_free(lab.ArgmaxLength, prior=0.6, prior_tokens=1, fading=0.5, min_tokens=0), looks=False, learns=True
     ),
-    "ucb-specstop": Example(make=lambda heads, most: UCBSpecStop(max_tokens=min(3, most)), looks=False, learns=True),
-    "cascade": Example(make=_free(Cascade, start_tokens=2, trial_steps=1, max_trials=2, set_steps=1), looks=False, learns=True),
-    "frontier": Example(make=_free(FrontierLength, probe_every=1, fading=0.5, min_tests=1), looks=False, learns=True),
-    "ema-skip": Example(make=_free(SkippingEMA, skip_below=0.7, probe_every=2), looks=False, learns=True),
-    "online-logistic": Example(make=_free(OnlineLogistic, fit_every=1, warm_up=0, damping=0.0), looks=False, learns=True),
-    "disco": Example(make=_free(Disco, threshold=0.6, bias=0.2, by_entropy=-0.5, by_gap=0.3, by_depth=-0.4)),
+    "ucb-specstop": Example(make=lambda heads, most: lab.UCBSpecStop(max_tokens=min(3, most)), looks=False, learns=True),
+    "cascade": Example(
+        make=_free(lab.Cascade, start_tokens=2, trial_steps=1, max_trials=2, set_steps=1), looks=False, learns=True
+    ),
+    "frontier": Example(make=_free(lab.FrontierLength, probe_every=1, fading=0.5, min_tests=1), looks=False, learns=True),
+    "ema-skip": Example(make=_free(lab.SkippingEMA, skip_below=0.7, probe_every=2), looks=False, learns=True),
+    "online-logistic": Example(make=_free(lab.OnlineLogistic, fit_every=1, warm_up=0, damping=0.0), looks=False, learns=True),
+    "disco": Example(make=_free(lab.Disco, threshold=0.6, bias=0.2, by_entropy=-0.5, by_gap=0.3, by_depth=-0.4)),
     "max-confidence": Example(make=_free(MaxConfidence, threshold=0.5)),
     "cumulative": Example(make=_free(CumulativeConfidence, threshold=0.4)),
     "cumulative-2": Example(make=_free(CumulativeConfidence, threshold=0.9, min_tokens=2), looks=False),
     "entropy": Example(make=_free(Entropy, threshold=0.3)),
-    "draft-verify": Example(make=_free(DraftVerify, threshold=0.4, step=3.0), learns=True),
-    "adaptive-entropy": Example(make=_free(AdaptiveEntropy, threshold=0.57, step=2.0), learns=True),
+    "draft-verify": Example(make=_free(lab.DraftVerify, threshold=0.4, step=3.0), learns=True),
+    "adaptive-entropy": Example(make=_free(lab.AdaptiveEntropy, threshold=0.57, step=2.0), learns=True),
     "specdecpp-lagged": Example(make=_specdecpp("lagged", threshold=0.5, min_tokens=0)),
     "specdecpp-deep": Example(make=_specdecpp("deep", threshold=0.5, min_tokens=1)),
     "specdecpp-ahead": Example(make=_specdecpp("ahead", threshold=0.5, min_tokens=0)),
@@ -127,14 +114,18 @@ EXAMPLES: dict[str, Example] = {
     "cost-aware": Example(make=_head(CostAware, "ahead", min_tokens=0, prior=0.4, prior_steps=1), learns=True),
     "cost-aware-lagged": Example(make=_head(CostAware, "deep", prior_steps=1), learns=True),
     "bandit": Example(
-        make=lambda heads, most: Bandit(
-            arms=(Fixed(k=2), CumulativeConfidence(threshold=0.4, max_tokens=most), Heuristic(start_tokens=1, max_tokens=most))
+        make=lambda heads, most: lab.Bandit(
+            arms=(
+                Fixed(k=2),
+                CumulativeConfidence(threshold=0.4, max_tokens=most),
+                lab.Heuristic(start_tokens=1, max_tokens=most),
+            )
         ),
         looks=False,
         learns=True,
     ),
     "auto-off": Example(
-        make=lambda heads, most: AutoOff(
+        make=lambda heads, most: lab.AutoOff(
             policy=CumulativeConfidence(threshold=0.2, max_tokens=most), patience=1, probe_every=2
         ),
         looks=False,
@@ -142,7 +133,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "until-token": Example(make=_free(UntilToken), fused=False),
     "copies": Example(
-        make=lambda heads, most: WithCopies(policy=CumulativeConfidence(threshold=0.2, max_tokens=most)),
+        make=lambda heads, most: lab.WithCopies(policy=CumulativeConfidence(threshold=0.2, max_tokens=most)),
         looks=False,
         fused=False,
     ),

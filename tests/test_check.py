@@ -31,7 +31,7 @@ SHORT = ("--minutes", "30")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def short_answers() -> Iterator[None]:
+def short_answers(one_thread: None) -> Iterator[None]:
     """Practice answers of 12 tokens, after some of which a check ends by itself, however slow the machine is; one thread."""
     start = turns.Turns._start
 
@@ -39,14 +39,11 @@ def short_answers() -> Iterator[None]:
         self.max_tokens = min(self.max_tokens, turns.ANSWER)
         return start(self, *rest)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turns, "ANSWER", 12)
         patch.setattr(check, "REQUESTS", 2)
         patch.setattr(turns.Turns, "_start", short)
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,16 +32,8 @@ from specdecpp.training.prompts import gather
 from specdecpp.training.recipe import Recipe
 
 COLLECT = {"max_tokens": 12, "shard_size": 6, "batch": 4, "draws": 2, "seed": 5, "features": ["mixed", "leaf"]}
+pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_PROMPTS, NUM_SHARDS = 20, 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As many threads as the processes below have: the last digits depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

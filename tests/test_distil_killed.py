@@ -25,6 +25,7 @@ from test_pruning import with_small
 
 from specdecpp import cache_dir
 from specdecpp.backends import NativeModel
+from specdecpp.bench import check
 from specdecpp.bench.turns import Turns
 from specdecpp.distillation import finishing, measuring, pruning, saving, start
 from specdecpp.distillation import training as course
@@ -122,19 +123,26 @@ def made(out: Path) -> dict[str, str]:
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.slow
-def test_killed_in_every_phase_it_ends_with_the_same_draft_and_head(tmp_path: Path) -> None:
-    """Catches half a file that is taken for a whole one, work that is lost or done twice, a training that goes on with less
-    than its state, and a head of another draft."""
-    command = [sys.executable, __file__, str(filled(tmp_path))]
+def killed(folder: Path, phases: dict[str, Moment], *arguments: str) -> Path:
+    """The folder with `whole` and `killed`, after a run that was killed in each phase and one that was not."""
+    command = [sys.executable, __file__, str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
     first, *killed, last = (line.rpartition(" ") for line in done.stdout.splitlines())
     assert (first[2], last[2]) == ("0", "0"), done.stderr[-3000:]
     assert {phase: int(end) for phase, _, end in killed if int(end) != signal.SIGKILL} == {}, done.stderr[-3000:]
-    assert len(killed) == len(PHASES)
-    assert len(made(tmp_path / "whole")) > 15
-    assert made(tmp_path / "killed") == made(tmp_path / "whole")
-    cards = [json.loads((tmp_path / name / CARD).read_text()) for name in ("whole", "killed")]
+    assert len(killed) == len(phases)
+    assert len(made(folder / "whole")) > 5
+    assert made(folder / "killed") == made(folder / "whole")
+    return folder
+
+
+@pytest.mark.slow
+def test_killed_in_every_phase_it_ends_with_the_same_draft_and_head(tmp_path: Path) -> None:
+    """Catches half a file that is taken for a whole one, work that is lost or done twice, a training that goes on with less
+    than its state, and a head of another draft."""
+    folder = killed(filled(tmp_path), PHASES)
+    assert len(made(folder / "whole")) > 15
+    cards = [json.loads((folder / name / CARD).read_text()) for name in ("whole", "killed")]
     assert cards[0]["acceptance"] == cards[1]["acceptance"]
     assert all("check" in card for card in cards)
 
@@ -142,14 +150,7 @@ def test_killed_in_every_phase_it_ends_with_the_same_draft_and_head(tmp_path: Pa
 @pytest.mark.slow
 def test_killed_while_layers_are_chosen_it_ends_with_the_same_draft(tmp_path: Path) -> None:
     """Catches a trial whose weights stay in the draft, text of a trial that is written twice, and half a plan."""
-    command = [sys.executable, __file__, str(with_small(filled(tmp_path))), "small"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
-    first, *killed, last = (line.rpartition(" ") for line in done.stdout.splitlines())
-    assert (first[2], last[2]) == ("0", "0"), done.stderr[-3000:]
-    assert {phase: int(end) for phase, _, end in killed if int(end) != signal.SIGKILL} == {}, done.stderr[-3000:]
-    assert len(killed) == len(SMALL_PHASES)
-    assert len(made(tmp_path / "whole")) > 5
-    assert made(tmp_path / "killed") == made(tmp_path / "whole")
+    killed(with_small(filled(tmp_path)), SMALL_PHASES, "small")
 
 
 def attempted(plan: DistilPlan, moment: Moment = lambda: None) -> int:
@@ -169,13 +170,17 @@ def attempted(plan: DistilPlan, moment: Moment = lambda: None) -> int:
 
 
 def main() -> None:
+    import forks  # noqa: F401
+
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    finishing.ROWS, finishing.CHECKED = 48, 2
+    finishing.ROWS, finishing.CHECKED, check.REQUESTS = 48, 2, 16
     course.SAVED_S = -1.0  # after every step
     is_small = sys.argv[2:] == ["small"]
     more = {"start": str(folder / "small"), "shape": None, "layers": 2} if is_small else {}
-    whole, killed = (replace(plan_of(folder, folder / name), tokens=6000, **more) for name in ("whole", "killed"))
+    whole, killed = (
+        replace(plan_of(folder, folder / name), tokens=3000 if is_small else 6000, **more) for name in ("whole", "killed")
+    )
     print("whole", attempted(whole), flush=True)
     for phase, moment in (SMALL_PHASES if is_small else PHASES).items():
         print(phase, attempted(killed, moment), flush=True)

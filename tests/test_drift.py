@@ -114,7 +114,10 @@ def test_a_changed_draft_is_told_once(pair, drafts, caplog):
         assert "specdecpp_acceptance_fallen 0.0" in server.get("/metrics").text
         for text in PROMPTS:
             server.post("/v1/chat/completions", {"messages": messages(text), "max_tokens": 48, "temperature": 1})
-        assert "specdecpp_acceptance_fallen 1.0" in server.get("/metrics").text
+            if "specdecpp_acceptance_fallen 1.0" in server.get("/metrics").text:
+                break
+        else:
+            pytest.fail("it is not told")
 
 
 def test_another_sampling_is_compared_by_acceptance(pair):

@@ -25,6 +25,8 @@ from specdecpp.backends.graphs import cache as static_cache
 from specdecpp.backends.graphs.cache import WIDTHS, Cuda, _rehearse, bucket, span_of
 from specdecpp.backends.graphs.layers import _kernels
 from specdecpp.backends.lean import FusedNorm, Norm
+from specdecpp.bench import check
+from specdecpp.distillation import finishing
 from specdecpp.errors import BackendError
 from specdecpp.policies import CumulativeConfidence, Fixed
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
@@ -267,6 +269,7 @@ def benchmark(name: str = "gpu") -> Any:
     return module
 
 
+@pytest.mark.elsewhere
 def test_every_stage_of_the_gpu_benchmark_runs(tmp_path: Path) -> None:
     """Catches a stage that would fail on the one day that a GPU is there, and a draft that does not agree as it should."""
     with unchecked():
@@ -279,12 +282,14 @@ def test_every_stage_of_the_gpu_benchmark_runs(tmp_path: Path) -> None:
     assert abs(stages["pair"][0]["acceptance"] - 0.75) < 0.05
 
 
-@pytest.mark.parametrize("lines", ["that", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lines", ["that", pytest.param("", marks=[pytest.mark.slow, pytest.mark.elsewhere])])
 def test_the_smoke_test_of_a_gpu_runs(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a line that would fail on the one day that a GPU is there, and a result that does not say what was tried."""
     smoke, out = benchmark("gpu_smoke"), tmp_path / "smoke.json"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(smoke.LINES, "one that fails", lambda place: 1 / 0)
+    for owner, name, value in ((finishing, "ROWS", 48), (finishing, "CHECKED", 2), (check, "REQUESTS", 16)):
+        monkeypatch.setattr(owner, name, value)
     with unchecked():
         assert smoke.main(["--device", "cpu", "--only", lines, "--budget", "1e9", "--out", str(out)]) == 1
     found = json.loads(out.read_text())

@@ -13,22 +13,8 @@ import torch
 from distributions import Request, finish, outcome, random_head
 from distributions import drafted as host_draft
 
-from specdecpp import AcceptanceHead, Decoder, HeadError, Pair
+from specdecpp import AcceptanceHead, Decoder, HeadError, Pair, lab
 from specdecpp.head import Calibration
-from specdecpp.lab import (
-    AcceptanceEMA,
-    AdaptiveEntropy,
-    ArgmaxLength,
-    AutoOff,
-    Bandit,
-    Cascade,
-    Disco,
-    DraftVerify,
-    FrontierLength,
-    OnlineLogistic,
-    SkippingEMA,
-    UCBSpecStop,
-)
 from specdecpp.lab.adaptive import Drift
 from specdecpp.lab.controllers import fastest
 from specdecpp.lab.history import Counts
@@ -48,23 +34,26 @@ from specdecpp.verify import TokenVerification
 pytestmark = pytest.mark.lab
 
 REFUSED: list[tuple[Callable[[], Policy], str]] = [
-    (lambda: AcceptanceEMA(start_tokens=0), "start_tokens of at least 1, got 0"),
-    (lambda: ArgmaxLength(prior=-0.1), r"ArgmaxLength\.prior .* got -0\.1"),
-    (lambda: ArgmaxLength(prior_tokens=0), "prior_tokens of at least 1, got 0"),
-    (lambda: DraftVerify(threshold=2.0), r"DraftVerify\.threshold .* got 2\.0"),
-    (lambda: DraftVerify(step=math.nan), "DraftVerify needs a step of at least 0, got nan"),
-    (lambda: AdaptiveEntropy(gamma=0.0), r"gamma > 0, got 0\.0"),
-    (lambda: AdaptiveEntropy(min_tokens=3, max_tokens=2), r"AdaptiveEntropy .* min_tokens=3"),
-    (lambda: Cascade(start_tokens=9), "Cascade needs"),
-    (lambda: Cascade(set_steps=0), "Cascade needs"),
-    (lambda: FrontierLength(min_tests=0), "min_tests of at least 1, got 4 and 0"),
-    (lambda: SkippingEMA(rise=2.0), "rise=2.0"),
-    (lambda: Bandit(arms=(Fixed(k=1),)), "two or more arms"),
-    (lambda: Bandit(arms=(Fixed(k=1), AutoOff(policy=Bandit(arms=(Fixed(k=1), Fixed(k=2)))))), "none of them a bandit"),
-    (lambda: Bandit(arms=(Fixed(k=1), MaxConfidence(drop=True))), "some arms drop"),
-    (lambda: Bandit(arms=(Fixed(k=1), Fixed(k=2)), exploration=math.nan), "exploration of at least 0, got nan"),
-    (lambda: AutoOff(policy=Fixed(k=1), patience=0), "at least 1, got 0 and 16"),
-    (lambda: AutoOff(policy=Fixed(k=1), fading=1.5), r"AutoOff\.fading must lie in \[0, 1\]"),
+    (lambda: lab.AcceptanceEMA(start_tokens=0), "start_tokens of at least 1, got 0"),
+    (lambda: lab.ArgmaxLength(prior=-0.1), r"ArgmaxLength\.prior .* got -0\.1"),
+    (lambda: lab.ArgmaxLength(prior_tokens=0), "prior_tokens of at least 1, got 0"),
+    (lambda: lab.DraftVerify(threshold=2.0), r"DraftVerify\.threshold .* got 2\.0"),
+    (lambda: lab.DraftVerify(step=math.nan), "DraftVerify needs a step of at least 0, got nan"),
+    (lambda: lab.AdaptiveEntropy(gamma=0.0), r"gamma > 0, got 0\.0"),
+    (lambda: lab.AdaptiveEntropy(min_tokens=3, max_tokens=2), r"AdaptiveEntropy .* min_tokens=3"),
+    (lambda: lab.Cascade(start_tokens=9), "Cascade needs"),
+    (lambda: lab.Cascade(set_steps=0), "Cascade needs"),
+    (lambda: lab.FrontierLength(min_tests=0), "min_tests of at least 1, got 4 and 0"),
+    (lambda: lab.SkippingEMA(rise=2.0), "rise=2.0"),
+    (lambda: lab.Bandit(arms=(Fixed(k=1),)), "two or more arms"),
+    (
+        lambda: lab.Bandit(arms=(Fixed(k=1), lab.AutoOff(policy=lab.Bandit(arms=(Fixed(k=1), Fixed(k=2)))))),
+        "none of them a bandit",
+    ),
+    (lambda: lab.Bandit(arms=(Fixed(k=1), MaxConfidence(drop=True))), "some arms drop"),
+    (lambda: lab.Bandit(arms=(Fixed(k=1), Fixed(k=2)), exploration=math.nan), "exploration of at least 0, got nan"),
+    (lambda: lab.AutoOff(policy=Fixed(k=1), patience=0), "at least 1, got 0 and 16"),
+    (lambda: lab.AutoOff(policy=Fixed(k=1), fading=1.5), r"AutoOff\.fading must lie in \[0, 1\]"),
 ]
 
 
@@ -106,7 +95,7 @@ def length(policy: Policy, memory: object, *, costs: Costs | None = None) -> int
 
 def test_the_length_is_one_more_than_was_accepted_lately():
     """Catches a mean that weighs the old by the share of the new, a length that cannot grow, and rounding to even."""
-    policy = AcceptanceEMA(start_tokens=4, eta=0.25)
+    policy = lab.AcceptanceEMA(start_tokens=4, eta=0.25)
     memory, lengths = policy.start(), []
     for accepted in (4, 4, 5, 0, 0, 0, 0, 1):
         lengths.append(policy.limit(memory))
@@ -115,7 +104,7 @@ def test_the_length_is_one_more_than_was_accepted_lately():
     assert lengths == [4, 4, 4, 5, 4, 3, 3, 2]
     assert [policy.limit(memory) for memory in (2.5, 3.5)] == [4, 5]
     assert policy.learn(3.0, outcome(0, 0)) == 3.0, "a step without room is no rejection"
-    policy = AcceptanceEMA(min_tokens=3, max_tokens=6)
+    policy = lab.AcceptanceEMA(min_tokens=3, max_tokens=6)
     assert [policy.limit(memory) for memory in (0.0, 4.0, 19.0)] == [3, 5, 6]
 
 
@@ -126,7 +115,7 @@ def test_the_length_is_one_more_than_was_accepted_lately():
 @pytest.mark.parametrize("bounds", [{}, {"min_tokens": 0}, {"min_tokens": 3, "max_tokens": 5}])
 def test_a_step_is_as_long_as_the_formula_says(acceptance: float, bounds: dict):
     """Catches a stop one draft token early or late, costs of another width, and bounds that the search leaves."""
-    policy = ArgmaxLength(**bounds)
+    policy = lab.ArgmaxLength(**bounds)
     memory = Counts(num_tested=1e9, num_accepted=acceptance * 1e9)
 
     def rate(g: int) -> float:
@@ -141,7 +130,7 @@ def test_a_step_is_as_long_as_the_formula_says(acceptance: float, bounds: dict):
 
 def test_the_threshold_drifts_as_in_draft_and_verify():
     """Catches a step in the wrong direction, weights that are swapped, and steps that are not damped."""
-    policy = DraftVerify(threshold=0.5, step=0.1, max_tokens=6)
+    policy = lab.DraftVerify(threshold=0.5, step=0.1, max_tokens=6)
     memory = policy.start()
     assert memory == Drift(threshold=0.5, mean=0.0)
     expected, mean, seen = 0.5, 0.0, []
@@ -153,15 +142,15 @@ def test_the_threshold_drifts_as_in_draft_and_verify():
         assert (memory.threshold, memory.mean) == pytest.approx((expected, mean))
         seen.append(round(memory.threshold, 2))
     assert seen == [0.51, 0.52, 0.53, 0.52, 0.51, 0.51, 0.5, 0.51], "up, down, and still where the step was full"
-    met = DraftVerify(threshold=0.5, aim=0.5, step=0.1)
+    met = lab.DraftVerify(threshold=0.5, aim=0.5, step=0.1)
     assert met.learn(met.start(), outcome(4, 4)).threshold == pytest.approx(0.49), "the aim is met"
 
 
-@pytest.mark.parametrize("make", [DraftVerify, AdaptiveEntropy])
+@pytest.mark.parametrize("make", [lab.DraftVerify, lab.AdaptiveEntropy])
 def test_a_step_obeys_the_threshold_as_it_stands(make):
     """Catches a rule that drifts but goes by where it started; and one that stops an empty step."""
     policy = make(max_tokens=9)
-    bound = 0.25 if make is DraftVerify else 1 - math.sqrt(0.2 * math.log(4))
+    bound = 0.25 if make is lab.DraftVerify else 1 - math.sqrt(0.2 * math.log(4))
     assert length(policy, Drift(threshold=bound - 1e-6)) == 9
     assert length(policy, Drift(threshold=bound + 1e-6)) == 1
 
@@ -170,10 +159,10 @@ def test_what_the_drifting_rules_look_at():
     """Catches q of another draft token, or the upper bound of SVIP on the wrong side."""
     half = -(0.5 * math.log(0.5)) * 2
     bound = 1 - math.sqrt(0.3 * half)
-    assert DraftVerify().stop(drafted(0.4, 0.6), Drift(threshold=0.5)) is None
-    assert DraftVerify().stop(drafted(0.5), Drift(threshold=0.5)) is None  # equal is not below
-    assert DraftVerify().stop(drafted(0.6, 0.4), Drift(threshold=0.5)) == Stop("", Evidence.LAST_Q, 0.4, 0.5)
-    policy = AdaptiveEntropy(gamma=0.3)
+    assert lab.DraftVerify().stop(drafted(0.4, 0.6), Drift(threshold=0.5)) is None
+    assert lab.DraftVerify().stop(drafted(0.5), Drift(threshold=0.5)) is None  # equal is not below
+    assert lab.DraftVerify().stop(drafted(0.6, 0.4), Drift(threshold=0.5)) == Stop("", Evidence.LAST_Q, 0.4, 0.5)
+    policy = lab.AdaptiveEntropy(gamma=0.3)
     assert policy.stop(drafted(0.5, 1.0), Drift(threshold=0.9)) is None
     for threshold, is_over in ((bound - 1e-6, False), (bound + 1e-6, True)):
         assert (policy.stop(drafted(1.0, 0.5), Drift(threshold=threshold)) is not None) == is_over
@@ -202,19 +191,19 @@ def runs(policy: Policy, num_steps: int, accepted: Callable[[int], int]) -> list
 def test_cascade_tests_downhill_and_pauses_twice_as_long_each_time() -> None:
     """Catches a hopeless draft that is tried as often as a good one, and lengths that are tried in another order."""
     down = [(3, 4), (2, 4), (1, 4)]
-    assert runs(Cascade(), 100, lambda k: 0) == [(0, 1), *down, (0, 16), *down, (0, 32), *down, (0, 15)]
+    assert runs(lab.Cascade(), 100, lambda k: 0) == [(0, 1), *down, (0, 16), *down, (0, 32), *down, (0, 15)]
 
 
 def test_cascade_stops_testing_where_lengths_are_alike_and_keeps_the_best() -> None:
     """Catches a test that goes on where it has nothing to find: all of 3 are worth 2.11, all of 4 worth 2.27, 8 % more."""
-    assert runs(Cascade(), 53, lambda k: k) == [(0, 1), (3, 4), (4, 24), (5, 24)]
+    assert runs(lab.Cascade(), 53, lambda k: k) == [(0, 1), (3, 4), (4, 24), (5, 24)]
 
 
 def test_ucb_specstop_tries_every_length_once_and_then_the_fastest() -> None:
     """Catches a length that is never tried, a mean of ratios instead of a ratio of sums, and a bonus of the wrong sign."""
-    policy = UCBSpecStop(max_tokens=4, exploration=0.0)
+    policy = lab.UCBSpecStop(max_tokens=4, exploration=0.0)
     assert runs(policy, 12, lambda k: min(k, 2)) == [(1, 1), (2, 1), (3, 1), (4, 1), (2, 8)]
-    curious = runs(UCBSpecStop(max_tokens=4, exploration=3.0), 60, lambda k: min(k, 2))
+    curious = runs(lab.UCBSpecStop(max_tokens=4, exploration=3.0), 60, lambda k: min(k, 2))
     assert {k for k, _ in curious[4:]} >= {1, 2, 3}
     memory = policy.start()
     for num, accepted in ((1, 1), (1, 0), (1, 1), (2, 2), (3, 2), (4, 2)):
@@ -225,18 +214,18 @@ def test_ucb_specstop_tries_every_length_once_and_then_the_fastest() -> None:
 
 def test_the_frontier_moves_by_one_place_at_a_time_and_probes_a_hopeless_draft_ever_more_seldom() -> None:
     """Catches a leap to the longest step, a place that is trusted too early, and probes that stay as frequent or end."""
-    assert runs(FrontierLength(min_tests=2, max_tokens=3), 20, lambda k: k) == [(0, 1), (1, 2), (2, 2), (3, 15)]
+    assert runs(lab.FrontierLength(min_tests=2, max_tokens=3), 20, lambda k: k) == [(0, 1), (1, 2), (2, 2), (3, 15)]
     waits = [3, 7, 15, 31, 63, 127, 255, 511, 511]
     probes = [one for wait in waits for one in ((0, wait), (1, 1))]
-    assert runs(FrontierLength(min_tests=2), 3 + sum(waits) + len(waits), lambda k: 0) == [(0, 1), (1, 2), *probes]
-    found = runs(FrontierLength(min_tests=2), 22, lambda k: min(k, 1))
+    assert runs(lab.FrontierLength(min_tests=2), 3 + sum(waits) + len(waits), lambda k: 0) == [(0, 1), (1, 2), *probes]
+    found = runs(lab.FrontierLength(min_tests=2), 22, lambda k: min(k, 1))
     # 2 / 1.3 is the most; the second place counts as likely as the first until it has been tested twice
     assert found == [(0, 1), (1, 2), (2, 2), (1, 3), (2, 1), (1, 7), (2, 1), (1, 5)]
 
 
 def test_the_frontier_learns_each_place_from_the_steps_that_reached_it() -> None:
     """Catches places behind a rejection that count as rejected, a mean that begins at 0, and survival without its product."""
-    policy = FrontierLength(fading=0.1)
+    policy = lab.FrontierLength(fading=0.1)
     memory = policy.learn(policy.learn(policy.start(), step_of(3, 1)), step_of(3, 3))
     assert (memory.rates, memory.tested) == (pytest.approx((1.0, 0.1, 1.0)), (2, 2, 1))
     costs = Costs.relative(0.15)  # 1.5 / 1.15 = 1.304 tokens a pass of one draft token, 1.75 / 1.3 = 1.346 and 1.6 / 1.3 of two
@@ -245,7 +234,7 @@ def test_the_frontier_learns_each_place_from_the_steps_that_reached_it() -> None
 
 def test_a_full_step_counts_one_more_and_a_hopeless_draft_is_skipped_but_for_probes() -> None:
     """Catches a full step that holds the length down, weights that are swapped, and a mean that cannot recover."""
-    policy = SkippingEMA(max_tokens=6)
+    policy = lab.SkippingEMA(max_tokens=6)
     memory, lengths = policy.start(), []
     for accepted in (6, 2, 4, 0, 0, 0, *[0] * 15, 0, *[0] * 15, 2, 0):
         lengths.append(policy.limit(memory))
@@ -256,18 +245,18 @@ def test_a_full_step_counts_one_more_and_a_hopeless_draft_is_skipped_but_for_pro
 
 def test_what_a_rejection_hides_is_not_counted_and_old_steps_fade() -> None:
     """Catches draft tokens behind a rejection that count as rejected: one of five accepted and one tested is half."""
-    policy = ArgmaxLength(fading=0.25)
+    policy = lab.ArgmaxLength(fading=0.25)
     memory = policy.learn(policy.start(), step_of(5, 1))
     assert memory == Counts(num_tested=2.0, num_accepted=1.0)
     assert policy.learn(memory, step_of(2, 2)) == Counts(num_tested=3.5, num_accepted=2.75)
     assert policy.learn(memory, step_of(0, 0)) == memory
-    assert ArgmaxLength(prior=0.5, prior_tokens=4).acceptance(memory) == pytest.approx((1 + 2) / (2 + 4))
+    assert lab.ArgmaxLength(prior=0.5, prior_tokens=4).acceptance(memory) == pytest.approx((1 + 2) / (2 + 4))
 
 
 def test_the_online_estimator_takes_the_newton_step_of_one_slope_and_an_intercept_for_each_place() -> None:
     """Catches sums that lose a term, intercepts that are not eliminated, and damping on the wrong count."""
     rng, num = np.random.default_rng(0), 3
-    policy = OnlineLogistic(max_tokens=num, fit_every=80, damping=20.0)
+    policy = lab.OnlineLogistic(max_tokens=num, fit_every=80, damping=20.0)
     memory, rows, labels, places = policy.start(), [], [], []
     for _ in range(80):
         q = rng.uniform(0.05, 0.98, num)
@@ -293,14 +282,14 @@ def test_the_online_estimator_takes_the_newton_step_of_one_slope_and_an_intercep
 
 def test_the_online_estimator_drafts_whole_steps_until_it_is_fitted_and_hands_its_fit_on() -> None:
     """Catches trimming by coefficients that nobody has fitted, and a server that begins anew with each request."""
-    policy = OnlineLogistic(max_tokens=4, fit_every=2, warm_up=1)
+    policy = lab.OnlineLogistic(max_tokens=4, fit_every=2, warm_up=1)
     fit = policy.start()
     for _ in range(3):
         fit = policy.learn(fit, step_of(4, 1, (0.6, 0.6, 0.6, 0.6)))
     assert fit.num_fits == 1
-    tried = UCBSpecStop().learn(UCBSpecStop().start(), step_of(2, 1))
-    known = FrontierLength().learn(FrontierLength().start(), step_of(2, 1))
-    for rule, memory in ((policy, fit), (UCBSpecStop(), tried), (FrontierLength(), known)):
+    tried = lab.UCBSpecStop().learn(lab.UCBSpecStop().start(), step_of(2, 1))
+    known = lab.FrontierLength().learn(lab.FrontierLength().start(), step_of(2, 1))
+    for rule, memory in ((policy, fit), (lab.UCBSpecStop(), tried), (lab.FrontierLength(), known)):
         experience = Experience(rule)
         experience.add(memory)
         assert experience.begin() == memory
@@ -327,7 +316,7 @@ def test_the_classifier_reads_the_last_draft_token() -> None:
     )
     view = TraceView(trace, None, RIVAL_COSTS, looks_ahead=False)
     view.begin(0, 2)
-    policy = Disco(threshold=0.5, bias=0.0, by_rest=-1.0, by_entropy=-2.0, by_gap=0.0, by_depth=0.0)
+    policy = lab.Disco(threshold=0.5, bias=0.0, by_rest=-1.0, by_entropy=-2.0, by_gap=0.0, by_depth=0.0)
     assert policy.stop(view, None) is None
     view.num_tokens = 1
     assert policy.stop(view, None) is None, "log odds 2.3 - 0.2"
@@ -376,7 +365,7 @@ def lengths_of(request: Request, policy: Policy, seed: int = 0) -> list[int]:
 
 def test_the_bandit_tries_every_arm_and_then_the_one_with_the_largest_bound():
     """Catches a bound without exploration, with the logarithm of the arm's own steps, or from a mean of ratios."""
-    policy = Bandit(arms=(Fixed(k=1), Fixed(k=2), Fixed(k=3)), exploration=0.5)
+    policy = lab.Bandit(arms=(Fixed(k=1), Fixed(k=2), Fixed(k=3)), exploration=0.5)
     memory = policy.start()
     sums, steps = [[0, 0.0], [0, 0.0], [0, 0.0]], [0, 0, 0]
     for step in range(60):
@@ -401,25 +390,25 @@ def test_the_bandit_tries_every_arm_and_then_the_one_with_the_largest_bound():
 @pytest.mark.parametrize("arms", [(Fixed(k=0), Fixed(k=4)), (Fixed(k=4), Fixed(k=0))])
 def test_the_bandit_ends_up_with_the_better_arm(request_: Request, better: int, arms: tuple[Policy, ...]):
     """Catches an arm that is rewarded with another's steps, and a bandit that goes by tokens without their time."""
-    steps = lengths_of(request_, Bandit(arms=arms))
+    steps = lengths_of(request_, lab.Bandit(arms=arms))
     assert sum(k == better for k in steps[: -len(steps) // 3]) > 0.6 * len(steps[: -len(steps) // 3])
     assert {0, 4} <= set(steps), "each is tried"
-    assert steps == lengths_of(request_, Bandit(arms=arms)), "nothing is drawn"
+    assert steps == lengths_of(request_, lab.Bandit(arms=arms)), "nothing is drawn"
 
 
 def test_a_bandit_has_one_head_read_in_one_way():
     """Catches arms that would be shown another head's estimates, or raw scores where they ask for probabilities."""
     head, other = calibrated_head(), calibrated_head(seed=1)
     careful = SpecDecPP(head=head, calibrated=True)
-    alike = Bandit(arms=(Fixed(k=1), careful, AutoOff(policy=CostAware(head=head))))
+    alike = lab.Bandit(arms=(Fixed(k=1), careful, lab.AutoOff(policy=CostAware(head=head))))
     assert heads(alike) == [head, head]
     for arms in (
         (careful, CostAware(head=other)),
         (SpecDecPP(head=head), CostAware(head=head)),
-        (careful, AutoOff(policy=SpecDecPP(head=other, calibrated=True))),
+        (careful, lab.AutoOff(policy=SpecDecPP(head=other, calibrated=True))),
     ):
         with pytest.raises(ValueError, match="different heads"):
-            Bandit(arms=arms)
+            lab.Bandit(arms=arms)
 
 
 @pytest.mark.parametrize("form", ["lagged", "look_ahead"])
@@ -427,7 +416,7 @@ def test_the_head_judges_for_all_arms(form: str):
     """Catches a wrapper that asks no head, or asks it at the other of the two places."""
     head = calibrated_head(form=form, vocab_size=4 if form == "look_ahead" else None)
     sure = SpecDecPP(head=head, calibrated=True, threshold=1.0, max_tokens=3)
-    for policy in (Bandit(arms=(Fixed(k=3), sure)), Bandit(arms=(sure, Fixed(k=3))), AutoOff(policy=sure)):
+    for policy in (lab.Bandit(arms=(Fixed(k=3), sure)), lab.Bandit(arms=(sure, Fixed(k=3))), lab.AutoOff(policy=sure)):
         assert policy.looks_ahead == (form == "look_ahead")
         steps = finish(GOOD.session(policy, TokenVerification(), streams(0)))[:4]
         plain = finish(GOOD.session(sure, TokenVerification(), streams(0)))[:4]
@@ -440,7 +429,7 @@ def test_a_wrapped_head_must_fit_the_pair():
     target = TableModel.random(vocab_size=8, depth=1, seed=6)
     pair = Pair(target=target, draft=TableModel.random(vocab_size=8, depth=1, seed=7), tokenizer=tiny_tokenizer(8))
     wrong = SpecDecPP(head=calibrated_head())
-    for policy in (wrong, AutoOff(policy=wrong), Bandit(arms=(Fixed(k=1), wrong))):
+    for policy in (wrong, lab.AutoOff(policy=wrong), lab.Bandit(arms=(Fixed(k=1), wrong))):
         with pytest.raises(HeadError, match="width 4"):
             Decoder(pair, policy=policy)
 
@@ -450,14 +439,14 @@ def test_a_wrapped_head_must_fit_the_pair():
 
 def test_a_hopeless_draft_is_switched_off_and_probed():
     """Catches a switch that never falls, probes that do not come or come too often, and a gain that counts idle steps."""
-    steps = lengths_of(HOPELESS, AutoOff(policy=Fixed(k=3), patience=5, probe_every=10))
+    steps = lengths_of(HOPELESS, lab.AutoOff(policy=Fixed(k=3), patience=5, probe_every=10))
     assert steps[:5] == [3] * 5
     assert steps[5:-1] == (([0] * 10 + [3]) * 20)[: len(steps) - 6]
 
 
 def test_the_gain_is_tokens_over_seconds_against_the_target_alone():
     """Catches a gain without the target's own time, or sums that do not fade."""
-    policy = AutoOff(policy=Fixed(k=4), patience=1, fading=0.5)
+    policy = lab.AutoOff(policy=Fixed(k=4), patience=1, fading=0.5)
     memory = policy.start()
     for accepted in (4, 0, 0):
         memory = policy.learn(memory, outcome(4, accepted, Costs.relative(0.25)))
@@ -471,11 +460,11 @@ def test_the_gain_is_tokens_over_seconds_against_the_target_alone():
 
 def test_the_inner_rule_is_asked_and_taught_only_while_it_is_followed():
     """Catches idle steps that an inner rule takes for its own, and its bounds being overruled."""
-    policy = AutoOff(policy=Diary(), patience=2, probe_every=2)
+    policy = lab.AutoOff(policy=Diary(), patience=2, probe_every=2)
     memory = policy.start()
     for step in range(8):
         k = 0 if policy.is_off(memory, 1.0) else 1
         memory = policy.learn(memory, outcome(k, 0, COSTS))
         assert memory.memory == ((1, 0),) * sum((1, 1, 0, 0, 1, 0, 0, 1)[: step + 1])
-    eager = AutoOff(policy=CumulativeConfidence(threshold=1.0, min_tokens=3))
+    eager = lab.AutoOff(policy=CumulativeConfidence(threshold=1.0, min_tokens=3))
     assert set(lengths_of(GOOD, eager)[:-3]) == {3}

@@ -17,18 +17,7 @@ from typer.testing import CliRunner, Result
 from specdecpp import cli
 from specdecpp.decoder import Decoder
 from specdecpp.errors import UnsoundError
-from specdecpp.lab.lossy import (
-    LOSSY,
-    AtZero,
-    Chow,
-    Fuzzy,
-    Lossy,
-    OptimalDeferral,
-    TokenCascade,
-    TVBudget,
-    Typical,
-    variation,
-)
+from specdecpp.lab import lossy
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling, streams
@@ -68,17 +57,20 @@ def entropy(p: Table) -> float:
     return -sum(a * math.log(a) for a in p if a)
 
 
-LAWS: dict[str, tuple[Lossy, Any]] = {
-    "fuzzy-js": (Fuzzy(0.1), lambda p, q: q if js(p, q) <= 0.1 else p),
-    "fuzzy-kl": (Fuzzy(0.2, "kl"), lambda p, q: q if kl(p, q) <= 0.2 else p),
-    "fuzzy-tv": (Fuzzy(0.3, "tv"), lambda p, q: q if tv(p, q) <= 0.3 else p),
-    "chow": (Chow(0.4), lambda p, q: p if max(q) < 0.6 else q),
-    "opt": (OptimalDeferral(0.3), lambda p, q: p if max(q) < max(p) - 0.3 * tv(p, q) else q),
-    "token-cascade": (TokenCascade(0.3), lambda p, q: deferred(p, q, [a < 0.7 * max(p) for a in p])),
-    "typical": (Typical(0.3), lambda p, q: deferred(p, q, [a <= min(0.3, 0.3**0.5 * math.exp(-entropy(p))) for a in p])),
-    "typical-delta": (Typical(0.3, 0.6), lambda p, q: deferred(p, q, [a <= min(0.3, 0.6 * math.exp(-entropy(p))) for a in p])),
+LAWS: dict[str, tuple[lossy.Lossy, Any]] = {
+    "fuzzy-js": (lossy.Fuzzy(0.1), lambda p, q: q if js(p, q) <= 0.1 else p),
+    "fuzzy-kl": (lossy.Fuzzy(0.2, "kl"), lambda p, q: q if kl(p, q) <= 0.2 else p),
+    "fuzzy-tv": (lossy.Fuzzy(0.3, "tv"), lambda p, q: q if tv(p, q) <= 0.3 else p),
+    "chow": (lossy.Chow(0.4), lambda p, q: p if max(q) < 0.6 else q),
+    "opt": (lossy.OptimalDeferral(0.3), lambda p, q: p if max(q) < max(p) - 0.3 * tv(p, q) else q),
+    "token-cascade": (lossy.TokenCascade(0.3), lambda p, q: deferred(p, q, [a < 0.7 * max(p) for a in p])),
+    "typical": (lossy.Typical(0.3), lambda p, q: deferred(p, q, [a <= min(0.3, 0.3**0.5 * math.exp(-entropy(p))) for a in p])),
+    "typical-delta": (
+        lossy.Typical(0.3, 0.6),
+        lambda p, q: deferred(p, q, [a <= min(0.3, 0.6 * math.exp(-entropy(p))) for a in p]),
+    ),
     "tv": (
-        TVBudget(0.15),
+        lossy.TVBudget(0.15),
         lambda p, q: [a + min(1.0, 0.15 / (tv(p, q) or 1.0)) * (b - a) for a, b in zip(p, q, strict=True)],
     ),
 }
@@ -170,18 +162,18 @@ def test_single_precision_stays_within_the_budget():
     """Catches a budget that rounding overdraws on vocabularies of a real size."""
     generator = torch.Generator().manual_seed(0)
     p, q = (torch.randn((4, 49152), generator=generator).mul(3).softmax(-1) for _ in "pq")
-    assert float(variation(TVBudget(0.05).distribution(p, q), p).max()) <= 0.05 * (1 + 1e-4)
+    assert float(lossy.variation(lossy.TVBudget(0.05).distribution(p, q), p).max()) <= 0.05 * (1 + 1e-4)
 
 
 def test_temperature_zero_goes_by_the_distribution_at_one():
     """Catches a greedy step that reads one-hot rows, or tells of no deviation: it changed the token here."""
     p, q = torch.tensor([[0.45, 0.55], [0.3, 0.7]]).double(), torch.tensor([[0.55, 0.45]]).double()
-    verdict = AtZero(Fuzzy(0.2))(p.log(), q, torch.tensor([0]), Enumerator([]))
+    verdict = lossy.AtZero(lossy.Fuzzy(0.2))(p.log(), q, torch.tensor([0]), Enumerator([]))
     assert (verdict.num_accepted, verdict.next_token, verdict.tv) == (1, 1, (1.0, 0.0))
-    verdict = AtZero(Fuzzy(0.001))(p.log(), q, torch.tensor([0]), Enumerator([]))
+    verdict = lossy.AtZero(lossy.Fuzzy(0.001))(p.log(), q, torch.tensor([0]), Enumerator([]))
     assert (verdict.num_accepted, verdict.next_token, verdict.tv) == (0, 1, (0.0,))
     zero = Sampling(temperature=0.0)
-    assert at(zero, TVBudget()) == at(zero, TokenVerification()) == GreedyVerification()
+    assert at(zero, lossy.TVBudget()) == at(zero, TokenVerification()) == GreedyVerification()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -191,14 +183,14 @@ def test_a_session_tells_what_it_spent(temperature: float):
     exact_one = Request(target=target, draft=draft, sampling=Sampling(temperature=temperature), max_tokens=30)
     loose, exact = (
         request.session(Fixed(k=3), at(request.sampling, rule), streams(0))
-        for request, rule in ((replace(exact_one, lossless=False), Fuzzy(10.0)), (exact_one, TokenVerification()))
+        for request, rule in ((replace(exact_one, lossless=False), lossy.Fuzzy(10.0)), (exact_one, TokenVerification()))
     )
     assert sum(r.tv for r in finish(loose)) > 0
     assert sum(r.tv for r in finish(exact)) == 0
     assert (loose.is_lossless, exact.is_lossless) == (False, True)
 
 
-@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("name", lossy.LOSSY)
 def test_refused_unless_it_is_asked_for(name: str):
     """Catches a decoder, a session, a loop of transformers or a bench that changes the distribution unasked."""
     from specdecpp.bench.contest import BenchPlan

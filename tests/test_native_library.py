@@ -23,14 +23,6 @@ pytestmark = pytest.mark.skipif(compilation.compiler() is None, reason="there is
 LOAD = "from specdecpp.backends.native import library; library.library(); print(library.origin())"
 
 
-@pytest.fixture(scope="session")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, compiled once: the compiler of most tests hands out copies of it."""
-    path = tmp_path_factory.mktemp("code") / "native.so"
-    assert compilation.compiled(path, "-march=native") is None
-    return path
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the test's own; the process finds the code anew."""
@@ -45,8 +37,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def compiler(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Compiler":
-    return Compiler(tmp_path, monkeypatch, f'cp {code} "$out"')
+def compiler(compiled_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Compiler":
+    """Hands out copies of the compiled code."""
+    return Compiler(tmp_path, monkeypatch, f'cp {compiled_code} "$out"')
 
 
 class Compiler:
@@ -158,12 +151,12 @@ def test_a_full_disk_is_told(compiler: Compiler, monkeypatch: pytest.MonkeyPatch
     assert list(cache.iterdir()) == []
 
 
-def test_two_processes_compile_at_once(compiler: Compiler, code: Path, tmp_path: Path, cache: Path) -> None:
+def test_two_processes_compile_at_once(compiler: Compiler, compiled_code: Path, tmp_path: Path, cache: Path) -> None:
     """Catches a file that one process loads while another writes it."""
     compiler.does(f"""
         touch {tmp_path}/here-$$
         while [ "$(ls {tmp_path}/here-* | wc -l)" -lt 2 ]; do sleep .01; done
-        cp {code} "$out"
+        cp {compiled_code} "$out"
     """)
     both = [subprocess.Popen([sys.executable, "-c", LOAD], stderr=subprocess.PIPE) for _ in range(2)]
     assert [(process.communicate()[1], process.returncode) for process in both] == [(b"", 0)] * 2
@@ -172,10 +165,10 @@ def test_two_processes_compile_at_once(compiler: Compiler, code: Path, tmp_path:
     assert all(map(compilation.is_whole, cache.iterdir()))
 
 
-def test_killed_while_compiling(compiler: Compiler, code: Path, tmp_path: Path, cache: Path) -> None:
+def test_killed_while_compiling(compiler: Compiler, compiled_code: Path, tmp_path: Path, cache: Path) -> None:
     """Catches half a library that the next process loads."""
     half = tmp_path / "half"
-    compiler.does(f'head -c 20000 {code} > "$out"; echo $$ > {half}.new; mv {half}.new {half}; exec sleep 600')
+    compiler.does(f'head -c 20000 {compiled_code} > "$out"; echo $$ > {half}.new; mv {half}.new {half}; exec sleep 600')
     with subprocess.Popen([sys.executable, "-c", LOAD]) as process:
         while not half.exists():
             assert process.poll() is None
@@ -183,17 +176,17 @@ def test_killed_while_compiling(compiler: Compiler, code: Path, tmp_path: Path, 
         process.kill()
     os.kill(int(half.read_text()), signal.SIGKILL)
     assert list(cache.glob("native-*")) == []
-    compiler.does(f'cp {code} "$out"')
+    compiler.does(f'cp {compiled_code} "$out"')
     library.library()
 
 
 @pytest.fixture
-def shipped(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shipped(compiled_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel's code for a processor that this one is."""
     monkeypatch.setattr(library, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setitem(compilation.LEVELS, "here", (os.uname().machine, "fpu" if os.uname().machine == "x86_64" else "asimd"))
-    path = tmp_path / "shipped" / compilation.named("here", compilation.digest(), code.read_bytes())
-    cache_dir.write(path, code.read_bytes())
+    path = tmp_path / "shipped" / compilation.named("here", compilation.digest(), compiled_code.read_bytes())
+    cache_dir.write(path, compiled_code.read_bytes())
     return path
 
 
@@ -224,7 +217,9 @@ def test_code_for_this_very_processor_goes_before_that_of_the_wheel(shipped: Pat
     assert compiler.calls == 1
 
 
-def test_without_a_runtime_of_threads_there_is_one(code: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_runtime_of_threads_there_is_one(
+    compiled_code: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches code that needs OpenMP to load, or waits for threads that nobody started."""
     model = tiny_model("llama", seed=1, head_dim=16)
     text = [1, 7, 3, 9, 12]

@@ -17,7 +17,7 @@ from specdecpp.backends.native import compilation, library
 from specdecpp.backends.native.weights import KINDS
 from specdecpp.sampling import inverted
 
-pytestmark = [pytest.mark.slow, needs_compiler]
+pytestmark = [pytest.mark.slow, pytest.mark.elsewhere, needs_compiler]
 LEVELS = {"x86-64": ("x86_64", "")} | compilation.LEVELS
 """The processors that a wheel has code for, and the oldest."""
 
@@ -33,7 +33,9 @@ def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             if not (cross := shutil.which(f"{kind}-linux-gnu-g++")):
                 pytest.skip(f"there is no {kind}-linux-gnu-g++")
             patch.setenv("CXX", cross)
-        assert compilation.compiled(path, *compilation.flags_of(level), *compilation.PORTABLE) is None
+        assert compilation.compiled(path, *compilation.flags_of(level), *compilation.PORTABLE, "-O1") is None, (
+            "half the time of -O2"
+        )
     assert compilation.glibc(path) <= 28, "for systems of manylinux_2_28"
     if kind != os.uname().machine or not {*cache_dir.processor().split()}.issuperset(needed.split()):
         pytest.skip(f"this processor is not {level}: its code compiles, and cannot be run")

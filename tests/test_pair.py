@@ -14,18 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
-from specdecpp import (
-    AcceptanceHead,
-    BackendError,
-    Decoder,
-    Fixed,
-    HeadError,
-    Pair,
-    PairError,
-    PromptError,
-    SpecDecPP,
-    load_pair,
-)
+import specdecpp as sd
 from specdecpp.backends import EagerModel
 from specdecpp.decoder import default_policy
 from specdecpp.drafters import SuffixDrafter
@@ -49,8 +38,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 @pytest.fixture(scope="module")
-def pair(folders: Folders) -> Pair:
-    return load_pair(folders[0], draft=folders[1])
+def pair(folders: Folders) -> sd.Pair:
+    return sd.load_pair(folders[0], draft=folders[1])
 
 
 @pytest.fixture
@@ -105,12 +94,12 @@ def save_model(folder: Path, *, kind: str = "llama", num_tokens: int = 64, **con
 # Loading
 
 
-def test_a_pair_from_local_folders_carries_its_names_and_sizes(folders: Folders, pair: Pair) -> None:
+def test_a_pair_from_local_folders_carries_its_names_and_sizes(folders: Folders, pair: sd.Pair) -> None:
     """Catches target and draft being swapped, and provenance that is lost."""
     assert (pair.target_name, pair.draft_name) == (str(folders[0]), str(folders[1]))
     assert pair.target_fingerprint != pair.draft_fingerprint
     assert pair.target.vocab_size == pair.draft.vocab_size == 64
-    assert load_pair(str(folders[0]), draft=str(folders[1]), device="cpu").target_fingerprint == pair.target_fingerprint
+    assert sd.load_pair(str(folders[0]), draft=str(folders[1]), device="cpu").target_fingerprint == pair.target_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -118,7 +107,7 @@ def test_a_pair_from_local_folders_carries_its_names_and_sizes(folders: Folders,
 )
 def test_dtype_reaches_both_models(folders: Folders, dtype: Any, expected: torch.dtype) -> None:
     """Catches a dtype that is dropped on the way to transformers, or reaches the target alone."""
-    pair = load_pair(folders[0], draft=folders[1], dtype=dtype)
+    pair = sd.load_pair(folders[0], draft=folders[1], dtype=dtype)
     for backend in (pair.target, pair.draft):
         logits, hidden = backend.new_cache().extend([3, 4], rows=1)
         assert logits.dtype == hidden.dtype == expected
@@ -128,28 +117,28 @@ def test_device_map_goes_to_transformers(folders: Folders) -> None:
     """Catches a device_map that is dropped or combined with model.to(), which transformers forbids, and an import error that
     loses its remedy."""
     if has_accelerate:
-        assert load_pair(folders[0], draft=folders[1], device_map="cpu").target.device == torch.device("cpu")
+        assert sd.load_pair(folders[0], draft=folders[1], device_map="cpu").target.device == torch.device("cpu")
     else:
-        with pytest.raises(PairError, match="pip install accelerate"):
-            load_pair(folders[0], draft=folders[1], device_map="cpu")
+        with pytest.raises(sd.PairError, match="pip install accelerate"):
+            sd.load_pair(folders[0], draft=folders[1], device_map="cpu")
 
 
 def test_arguments_that_clash(folders: Folders) -> None:
     """Catches one of two that silently wins, a misspelt dtype, and a named draft beside the reference pair's target."""
     target, draft = folders
-    with pytest.raises(PairError, match="bf17"):
-        load_pair(target, draft=draft, dtype="bf17")
+    with pytest.raises(sd.PairError, match="bf17"):
+        sd.load_pair(target, draft=draft, dtype="bf17")
     with pytest.raises(ValueError, match=r"device='cpu' and device_map='auto'.*Give one"):
-        load_pair(target, draft=draft, device="cpu", device_map="auto")
-    with pytest.raises(PairError, match=r"only the draft was named\. Name the target"):
-        load_pair(draft=draft)
-    with pytest.raises(PairError, match=r"no draft.*Name the draft that it was trained for"):
-        load_pair(target, head="some/head")
+        sd.load_pair(target, draft=draft, device="cpu", device_map="auto")
+    with pytest.raises(sd.PairError, match=r"only the draft was named\. Name the target"):
+        sd.load_pair(draft=draft)
+    with pytest.raises(sd.PairError, match=r"no draft.*Name the draft that it was trained for"):
+        sd.load_pair(target, head="some/head")
 
 
 def test_a_target_alone_has_its_text_for_a_draft(folders: Folders) -> None:
     """Catches a second model that is loaded unasked, and a draft that nobody tells of."""
-    pair = load_pair(folders[0])
+    pair = sd.load_pair(folders[0])
     assert isinstance(pair.draft, SuffixDrafter)
     assert "suffix" in pair.draft_name
     assert pair.draft.vocab_size == pair.target.vocab_size
@@ -161,8 +150,8 @@ def test_a_missing_folder_is_named(folders: Folders, form: type) -> None:
     """Catches the hub's misleading answer to a misspelt path."""
     missing = form(str(folders[0].parent / "tragte"))
     for names, tokenizer in (((missing, folders[1]), None), ((folders[0], missing), tiny_tokenizer())):
-        with pytest.raises(PairError, match=rf"there is no folder {missing}\."):
-            load_pair(names[0], draft=names[1], tokenizer=tokenizer)
+        with pytest.raises(sd.PairError, match=rf"there is no folder {missing}\."):
+            sd.load_pair(names[0], draft=names[1], tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model"])
@@ -170,10 +159,10 @@ def test_a_hub_name_that_cannot_be_reached(folders: Folders, name: str, monkeypa
     """Catches hub exceptions that escape the tree when the name is wrong or the network is down."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     where = rf"could be loaded from {name} .*\. There is no folder {name} here\."
-    with pytest.raises(PairError, match=f"no tokenizer {where}"):
-        load_pair(folders[0], draft=name)
-    with pytest.raises(PairError, match=f"no causal language model {where}"):
-        load_pair(name, draft=folders[1], tokenizer=tiny_tokenizer())
+    with pytest.raises(sd.PairError, match=f"no tokenizer {where}"):
+        sd.load_pair(folders[0], draft=name)
+    with pytest.raises(sd.PairError, match=f"no causal language model {where}"):
+        sd.load_pair(name, draft=folders[1], tokenizer=tiny_tokenizer())
 
 
 def exchanged(vocab: dict[str, int]) -> None:
@@ -215,15 +204,15 @@ def test_a_draft_that_is_damaged_or_does_not_fit_is_refused(
     tokenizers that are taken for one as their sizes, or their tables, are equal."""
     spoil(draft_copy)
     where = f" {draft_copy}" if why in (NO_TOKENIZER, NO_MODEL) else ""
-    with pytest.raises((PairError, BackendError), match=why + where):
-        load_pair(folders[0], draft=draft_copy, backend="eager")
+    with pytest.raises((sd.PairError, sd.BackendError), match=why + where):
+        sd.load_pair(folders[0], draft=draft_copy, backend="eager")
 
 
 def test_a_tied_output_layer_does_not_count_as_missing(tmp_path: Path) -> None:
     """Catches a completeness check that refuses checkpoints whose output layer is the embedding."""
     save_model(tmp_path, tie_word_embeddings=True)
     expected = fingerprint(tiny_model("llama", seed=1, tie_word_embeddings=True))
-    assert load_pair(tmp_path, draft=tmp_path).target_fingerprint == expected
+    assert sd.load_pair(tmp_path, draft=tmp_path).target_fingerprint == expected
 
 
 # One tokenizer
@@ -233,9 +222,9 @@ def test_a_tied_output_layer_does_not_count_as_missing(tmp_path: Path) -> None:
 def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> None:
     """Catches the tokenizer that transformers makes up, for which every prompt is one start token."""
     tiny_model(kind).save_pretrained(tmp_path)
-    with pytest.raises(PairError, match=rf"tokenizer of {tmp_path} cannot spell: 'Hello world' becomes .*Put those of"):
-        load_pair(tmp_path, draft=tmp_path)
-    assert load_pair(tmp_path, draft=tmp_path, tokenizer=tiny_tokenizer()).ends == (1,)
+    with pytest.raises(sd.PairError, match=rf"tokenizer of {tmp_path} cannot spell: 'Hello world' becomes .*Put those of"):
+        sd.load_pair(tmp_path, draft=tmp_path)
+    assert sd.load_pair(tmp_path, draft=tmp_path, tokenizer=tiny_tokenizer()).ends == (1,)
 
 
 def test_one_tokenizer_is_read_once(folders: Folders, draft_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +232,10 @@ def test_one_tokenizer_is_read_once(folders: Folders, draft_copy: Path, monkeypa
     another end or padding, which a draft is never asked for."""
     own, read = models.load_tokenizer, []
     monkeypatch.setattr(models, "load_tokenizer", lambda name: read.append(name) or own(name))
-    load_pair(folders[0], draft=folders[1])
+    sd.load_pair(folders[0], draft=folders[1])
     assert read == [str(folders[0])]
     setting("tokenizer_config.json", pad_token="N", eos_token="M")(draft_copy)
-    assert load_pair(folders[0], draft=draft_copy).ends == (1,)
+    assert sd.load_pair(folders[0], draft=draft_copy).ends == (1,)
     assert read[1:] == [str(folders[0]), str(draft_copy)]
 
 
@@ -257,22 +246,22 @@ def test_padded_vocabularies_are_cut_to_the_common_part(tmp_path: Path) -> None:
     """Catches p and q of different width: target 80 rows, draft 72, tokenizer 64 ids."""
     target = save_model(tmp_path / "target", vocab_size=80)
     draft = save_model(tmp_path / "draft", vocab_size=72, seed=2)
-    pair = load_pair(target, draft=draft)
+    pair = sd.load_pair(target, draft=draft)
     assert pair.target.vocab_size == pair.draft.vocab_size == 72
-    out = Decoder(pair, policy=Fixed(k=3)).generate("hello", max_tokens=100, seed=0, ignore_eos=True)
+    out = sd.Decoder(pair, policy=sd.Fixed(k=3)).generate("hello", max_tokens=100, seed=0, ignore_eos=True)
     assert len(out.tokens) == 100
     assert max(out.tokens) < 72
     assert any(t >= 64 for t in out.tokens), "ids past the tokenizer's must not break the text"
 
 
-def test_models_of_the_wrong_width_are_refused(folders: Folders, pair: Pair, tmp_path: Path) -> None:
+def test_models_of_the_wrong_width_are_refused(folders: Folders, pair: sd.Pair, tmp_path: Path) -> None:
     """Catches a tokenizer of another model, whose highest ids would be out of range, and a pair built by hand whose p and q
     have different lengths."""
     small = save_model(tmp_path / "small", vocab_size=60)
     for role, names in (("target", (small, folders[1])), ("draft", (folders[0], small))):
-        with pytest.raises(PairError, match=f"the {role} scores 60 ids, but the tokenizer has ids up to 63"):
-            load_pair(names[0], draft=names[1])
-    with pytest.raises(PairError, match="the target scores 64 ids and the draft 40"):
+        with pytest.raises(sd.PairError, match=f"the {role} scores 60 ids, but the tokenizer has ids up to 63"):
+            sd.load_pair(names[0], draft=names[1])
+    with pytest.raises(sd.PairError, match="the target scores 64 ids and the draft 40"):
         replace(pair, draft=EagerModel(tiny_model("llama"), vocab_size=40))
 
 
@@ -287,7 +276,7 @@ def test_the_ids_that_end_a_text(folders: Folders, target_copy: Path, named: Any
     none, and one that never ends, in silence, because its end id is that of another model."""
     for name in ("generation_config.json", "config.json") if named is None else ("generation_config.json",):
         setting(name, eos_token_id=named)(target_copy)
-    assert load_pair(target_copy, draft=folders[1]).ends == ends
+    assert sd.load_pair(target_copy, draft=folders[1]).ends == ends
     assert ("the models have ids up to 63" in caplog.text) == (named not in ([1, 7, 9], None))
 
 
@@ -296,7 +285,7 @@ def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path) -> No
     for name, saved in (("here", torch.bfloat16), ("there", torch.float32)):
         save_model(tmp_path / name)
         tiny_model("llama", seed=1).to(saved).save_pretrained(tmp_path / name)
-    pairs = [load_pair(tmp_path / "here", draft=tmp_path / "there", dtype=d) for d in ("float32", "bfloat16")]
+    pairs = [sd.load_pair(tmp_path / "here", draft=tmp_path / "there", dtype=d) for d in ("float32", "bfloat16")]
     prints = {p for pair in pairs for p in (pair.target_fingerprint, pair.draft_fingerprint)}
     assert len(prints) == 1
 
@@ -339,7 +328,7 @@ def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path
 # Heads
 
 
-def test_a_head_that_does_not_fit_is_refused(folders: Folders, pair: Pair, tmp_path: Path) -> None:
+def test_a_head_that_does_not_fit_is_refused(folders: Folders, pair: sd.Pair, tmp_path: Path) -> None:
     """Catches a head that silently judges a draft it never saw, and a shape error in the middle of the first answer."""
     other = 2 * "0123456789abcdef"
     cards: tuple[tuple[dict[str, Any], str], ...] = (
@@ -349,32 +338,32 @@ def test_a_head_that_does_not_fit_is_refused(folders: Folders, pair: Pair, tmp_p
     )
     for said, message in cards:
         fitting = HeadCard(hidden_size=32, target=pair.target_fingerprint, draft=pair.draft_fingerprint)
-        head = AcceptanceHead(replace(fitting, **said))
+        head = sd.AcceptanceHead(replace(fitting, **said))
         head.save_pretrained(tmp_path)
-        with pytest.raises(HeadError, match=message):
-            load_pair(folders[0], draft=folders[1], head=tmp_path)
-        with pytest.raises(HeadError, match=message):
+        with pytest.raises(sd.HeadError, match=message):
+            sd.load_pair(folders[0], draft=folders[1], head=tmp_path)
+        with pytest.raises(sd.HeadError, match=message):
             replace(pair, head=head)
-        with pytest.raises(HeadError, match=message):
-            Decoder(pair, policy=SpecDecPP(head=head))
+        with pytest.raises(sd.HeadError, match=message):
+            sd.Decoder(pair, policy=sd.SpecDecPP(head=head))
 
 
 def test_the_head_is_as_wide_as_the_draft_and_not_the_target(folders: Folders, tmp_path: Path) -> None:
     """Catches a head checked against, or fed from, the target when the two have different widths."""
     draft = save_model(tmp_path / "draft", hidden_size=16)
-    AcceptanceHead(HeadCard(hidden_size=16, num_layers=1)).save_pretrained(tmp_path / "head")
-    pair = load_pair(folders[0], draft=draft, head=tmp_path / "head")
-    out = Decoder(pair).generate("hello", max_tokens=12, seed=0, ignore_eos=True)
+    sd.AcceptanceHead(HeadCard(hidden_size=16, num_layers=1)).save_pretrained(tmp_path / "head")
+    pair = sd.load_pair(folders[0], draft=draft, head=tmp_path / "head")
+    out = sd.Decoder(pair).generate("hello", max_tokens=12, seed=0, ignore_eos=True)
     assert any(r.judged for r in out.steps)
 
 
 @pytest.mark.parametrize("stopping", [{}, {"threshold": 0.35, "min_tokens": 1}])
-def test_a_pair_with_a_head_decodes_with_it(folders: Folders, pair: Pair, tmp_path: Path, stopping: dict[str, Any]) -> None:
+def test_a_pair_with_a_head_decodes_with_it(folders: Folders, pair: sd.Pair, tmp_path: Path, stopping: dict[str, Any]) -> None:
     """Catches a default that ignores the head, or how its card says to stop."""
     card = HeadCard(hidden_size=32, target=pair.target_fingerprint, draft=pair.draft_fingerprint, stopping=stopping)
-    AcceptanceHead(card).save_pretrained(tmp_path)
-    policy = Decoder(load_pair(folders[0], draft=folders[1], head=tmp_path)).policy
-    assert isinstance(policy, SpecDecPP)
+    sd.AcceptanceHead(card).save_pretrained(tmp_path)
+    policy = sd.Decoder(sd.load_pair(folders[0], draft=folders[1], head=tmp_path)).policy
+    assert isinstance(policy, sd.SpecDecPP)
     assert (policy.threshold, policy.min_tokens) == ((0.35, 1) if stopping else (0.7, 2))
 
 
@@ -382,11 +371,11 @@ def test_a_pair_with_a_head_decodes_with_it(folders: Folders, pair: Pair, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def decoder(pair: Pair) -> Decoder:
-    return Decoder(pair, policy=Fixed(k=3))
+def decoder(pair: sd.Pair) -> sd.Decoder:
+    return sd.Decoder(pair, policy=sd.Fixed(k=3))
 
 
-def test_seeds_decide(decoder: Decoder) -> None:
+def test_seeds_decide(decoder: sd.Decoder) -> None:
     """Catches a seed that is ignored, an unseeded request that is not random, and a draw from torch's global generator."""
     before = torch.get_rng_state()
     same = [decoder.generate("hello", max_tokens=30, seed=3).tokens for _ in range(2)]
@@ -396,13 +385,13 @@ def test_seeds_decide(decoder: Decoder) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_text_ids_and_messages_mean_the_same(pair: Pair) -> None:
+def test_text_ids_and_messages_mean_the_same(pair: sd.Pair) -> None:
     """Catches special tokens that one of the three forms of a prompt adds or drops."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}<s>{{ m.role[0] }}: {{ m.content }}{% endfor %}{% if add_generation_prompt %} a:{% endif %}"
     )
-    decoder = Decoder(replace(pair, tokenizer=tokenizer))
+    decoder = sd.Decoder(replace(pair, tokenizer=tokenizer))
     ids = decoder.start("<s>u: hi a:").tokens
     assert ids[0] == 0
     assert len(ids) == 9
@@ -415,28 +404,28 @@ def test_text_ids_and_messages_mean_the_same(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", []])
-def test_an_empty_prompt_starts_with_the_start_token(pair: Pair, decoder: Decoder, prompt: str | list[int]) -> None:
+def test_an_empty_prompt_starts_with_the_start_token(pair: sd.Pair, decoder: sd.Decoder, prompt: str | list[int]) -> None:
     """Catches a forward pass over nothing, also where the tokenizer has no start token to begin with."""
     assert decoder.start(prompt).tokens == [0]
     assert len(decoder.generate(prompt, max_tokens=5, seed=0, ignore_eos=True).tokens) == 5
     tokenizer = tiny_tokenizer()
     tokenizer.bos_token = None
-    with pytest.raises(PromptError, match="no start token"):
-        Decoder(replace(pair, tokenizer=tokenizer)).generate(prompt)
+    with pytest.raises(sd.PromptError, match="no start token"):
+        sd.Decoder(replace(pair, tokenizer=tokenizer)).generate(prompt)
 
 
 @pytest.mark.parametrize(
     ("prompt", "options", "error", "why"),
     [
-        ([{"role": "user", "content": "hi"}], {}, PromptError, "no chat template"),
-        ([3, 64, 4], {}, PromptError, "token id 64 is outside .* 64 ids"),
-        ([3, -1, 4], {}, PromptError, "token id -1 is outside .* 64 ids"),
-        ([5] * 257, {}, PromptError, "the prompt has 257 tokens, the target's context holds 256"),
+        ([{"role": "user", "content": "hi"}], {}, sd.PromptError, "no chat template"),
+        ([3, 64, 4], {}, sd.PromptError, "token id 64 is outside .* 64 ids"),
+        ([3, -1, 4], {}, sd.PromptError, "token id -1 is outside .* 64 ids"),
+        ([5] * 257, {}, sd.PromptError, "the prompt has 257 tokens, the target's context holds 256"),
         ("hello", {"max_new_tokens": 3}, TypeError, r"\['max_new_tokens'\].*'max_tokens'"),
         ("hello", {"sampling": Sampling(), "top_p": 0.5}, ValueError, "sampling says all of it, and top_p were given too"),
     ],
 )
-def test_requests_that_cannot_be_decoded(decoder: Decoder, prompt: Any, options: Any, error: Any, why: str) -> None:
+def test_requests_that_cannot_be_decoded(decoder: sd.Decoder, prompt: Any, options: Any, error: Any, why: str) -> None:
     """Catches errors of jinja or of an embedding, a negative id that counts from the end, an option that is silently ignored,
     and a generator that raises only once it is iterated."""
     for ask in (decoder.generate, decoder.stream):
@@ -448,7 +437,7 @@ def test_the_models_own_generation_config_is_the_default(folders: Folders, targe
     """Catches sampling parameters that a model asks for and nobody follows, ones that overrule what was named, an option
     that is forgotten, and a top-k that cannot be switched off."""
     setting("generation_config.json", temperature=0.6, top_k=20, top_p=0.95, do_sample=True)(target_copy)
-    decoder = Decoder(load_pair(target_copy, draft=folders[1]))
+    decoder = sd.Decoder(sd.load_pair(target_copy, draft=folders[1]))
     own = Sampling(temperature=0.6, top_k=20, top_p=0.95)
     asked: dict[str, Any] = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5}
     assert decoder.start("hello", **asked).sampling == Sampling(**asked)

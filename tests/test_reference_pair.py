@@ -29,22 +29,21 @@ POLICIES = {
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return sd.load_pair()
-
-
-@pytest.fixture(scope="module")
 def targets_own(pair: Pair) -> list[tuple[list[int], int | None]]:
-    """The target's own greedy answers, by transformers, and how many tokens of each come before two logits that nearly tie:
-    which of them is the larger is up to the rounding of a machine and a backend. None: there are no such."""
-    model, answers = sd.load_pair(backend="eager").target.model, []
+    """Greedy answers, each token of which transformers' model of the target finds likeliest after the ones before it, and how
+    many tokens of each come before two logits that nearly tie: which of them is the larger is up to the rounding of a machine
+    and a backend. None: there are no such."""
+    model, alone, answers = sd.load_pair(backend="eager").target.model, sd.Decoder(pair, policy=sd.NoDraft()), []
     for prompt in PROMPTS:
-        ids = torch.tensor([encode(pair, prompt)])
-        options = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "return_dict_in_generate": True, "output_logits": True}
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        first, second = torch.cat(out.logits).topk(2).values.T
+        ids = encode(pair, prompt)
+        answer = list(alone.generate(prompt, max_tokens=NUM_TOKENS, temperature=0).tokens)
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*ids, *answer[:-1]]])).logits[0, len(ids) - 1 :]
+        (first, second), (likeliest, _) = (of.T for of in logits.topk(2))
         ties = (first - second < TIE).nonzero().flatten().tolist()
-        answers.append((out.sequences[0, ids.shape[1] :].tolist(), min(ties, default=None)))
+        end = min(ties, default=None)
+        assert likeliest[:end].tolist() == answer[:end]
+        answers.append((answer, end))
     return answers
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,17 +35,6 @@ FIXED = {"speculative": {"policy": "fixed:3"}}
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     return sd.load_pair(backend="lean")
-
-
-@pytest.fixture(scope="module")
-def server(pair: Pair) -> Iterator[Served]:
-    with served(pair, max_running=4) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> openai.OpenAI:
-    return server.client()
 
 
 def chat(client: openai.OpenAI, **asked: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from time import monotonic
@@ -33,12 +32,6 @@ PATHS = ["/v1/completions", "/v1/chat/completions"]
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     return sd.load_pair(backend="lean")
-
-
-@pytest.fixture(scope="module")
-def server(pair: Pair) -> Iterator[Served]:
-    with served(pair, max_running=3) as running:
-        yield running
 
 
 def asked(path: str, **fields: Any) -> dict[str, Any]:
@@ -251,7 +244,7 @@ def test_sampling_under_llama_cpps_names(server: Served) -> None:
 def test_what_clients_of_llama_cpp_ask_first(server: Served, pair: Pair) -> None:
     """Catches properties that are not this server's, and that are shown without the key."""
     props = server.get("/props").json()
-    assert (props["total_slots"], props["default_generation_settings"]["n_ctx"]) == (3, 1024)
+    assert (props["total_slots"], props["default_generation_settings"]["n_ctx"]) == (4, 1024)
     own = told(server, "/completion", {"prompt": TEXT, "n_predict": 1})["generation_settings"]
     assert props["default_generation_settings"]["params"].items() <= (own | {"n_predict": -1}).items()
     assert server.get("/models").json() == server.get("/v1/models").json()

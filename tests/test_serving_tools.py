@@ -2,16 +2,13 @@
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
 import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
-from served import Served, served
 
-import specdecpp as sd
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.serving.tools import CLOSE, OPEN, CallReader, ToolUse, answer_grammar, told
@@ -36,22 +33,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORM = {"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA, "strict": True}}
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return sd.load_pair()
-
-
-@pytest.fixture(scope="module")
-def server(pair: Pair) -> Iterator[Served]:
-    with served(pair, max_running=4) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Served) -> openai.OpenAI:
-    return server.client()
 
 
 def chat(client: openai.OpenAI, **asked: Any) -> Any:

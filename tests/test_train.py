@@ -337,9 +337,11 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path):
     assert whole.card.calibration == killed.card.calibration
 
 
-KILLED_LATE = """
+KILLED_LATE = f"""
 import os, signal, sys
 from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import forks
 from specdecpp import cli
 from specdecpp.training import pipeline
 

@@ -30,21 +30,7 @@ from transformers.generation.logits_process import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from specdecpp import (
-    AcceptanceHead,
-    CostAware,
-    CumulativeConfidence,
-    Decoder,
-    Fixed,
-    HeadError,
-    Pair,
-    PairError,
-    PromptError,
-    Sampling,
-    SpecDecPP,
-    UnsoundError,
-    custom_generate,
-)
+import specdecpp as sd
 from specdecpp.backends import EagerModel
 from specdecpp.integrations.processors import Processed, as_sampling
 from specdecpp.loading.pair import REFERENCE
@@ -79,8 +65,8 @@ def result(model: Any, loop: Any, **options: Any) -> Any:
     return output.sequences[0, len(PROMPT) :].tolist(), output.metrics
 
 
-def pair_of(kind: str = "llama") -> Pair:
-    return Pair(target=EagerModel(model_of(kind)), draft=EagerModel(draft_of(kind)), tokenizer=tiny_tokenizer())
+def pair_of(kind: str = "llama") -> sd.Pair:
+    return sd.Pair(target=EagerModel(model_of(kind)), draft=EagerModel(draft_of(kind)), tokenizer=tiny_tokenizer())
 
 
 class Liking(LogitsProcessor):
@@ -118,7 +104,7 @@ class Tape(BaseStreamer):
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_the_models_own_generate(kind: str) -> None:
     """Catches a prompt, cache or rejection read otherwise than the model does, and a loop that accepts nothing or all."""
-    loop = custom_generate(draft_of(kind), policy=Fixed(k=3))
+    loop = sd.custom_generate(draft_of(kind), policy=sd.Fixed(k=3))
     tokens, metrics = result(model_of(kind), loop)
     assert tokens == generate(model_of(kind))
     assert metrics.num_draft_tokens > metrics.num_accepted_draft_tokens > 0
@@ -144,7 +130,7 @@ def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name:
     target, padded = model_of("llama"), ids(*[0] * num_padding, *PROMPT)
     mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
     options = PROCESSED[name] | {"attention_mask": mask}
-    loop = custom_generate(draft_of("llama"), policy=Fixed(k=3))
+    loop = sd.custom_generate(draft_of("llama"), policy=sd.Fixed(k=3))
     expected = generate(target, padded, **options)
     assert generate(target, padded, custom_generate=loop, **options) == expected
     assert (expected == generate(target, padded, attention_mask=mask)) == (name == "warpers"), "which greedy decoding ignores"
@@ -163,8 +149,8 @@ SAMPLED: dict[str, dict[str, Any]] = {
 def test_tokens_are_those_of_the_decoder_for_the_same_seed(name: str, num_padding: int, verification: Any) -> None:
     """Catches options of generate that are read otherwise than `Sampling` means them, and coins that are dealt otherwise."""
     options = SAMPLED[name]
-    decoder = Decoder(pair_of(), policy=CumulativeConfidence(), verification=verification)
-    loop = custom_generate(draft_of("llama"), policy=CumulativeConfidence(), verification=verification, seed=11)
+    decoder = sd.Decoder(pair_of(), policy=sd.CumulativeConfidence(), verification=verification)
+    loop = sd.custom_generate(draft_of("llama"), policy=sd.CumulativeConfidence(), verification=verification, seed=11)
     mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
     ours = generate(
         model_of("llama"),
@@ -179,7 +165,7 @@ def test_tokens_are_those_of_the_decoder_for_the_same_seed(name: str, num_paddin
 
 def test_the_global_seed_of_torch_decides_where_none_is_given() -> None:
     """Catches a loop whose answers `set_seed` does not repeat, and one that gives the same answer every time."""
-    loop = custom_generate(draft_of("llama"), policy=Fixed(k=3))
+    loop = sd.custom_generate(draft_of("llama"), policy=sd.Fixed(k=3))
     answers = []
     for seed in (set_seed, torch.manual_seed):
         seed(3)
@@ -194,10 +180,10 @@ def test_the_global_seed_of_torch_decides_where_none_is_given() -> None:
 def test_a_head_and_its_rule_decide_as_in_the_decoder() -> None:
     """Catches a head or costs that do not reach the rule: the steps must be the decoder's, not the tokens alone."""
     head = random_head(32, seed=3, scale=1.0)
-    policy = SpecDecPP(head=head, calibrated=False, threshold=0.6)
-    loop = custom_generate(draft_of("llama"), policy=policy, head=head, seed=5, costs=COSTS)
+    policy = sd.SpecDecPP(head=head, calibrated=False, threshold=0.6)
+    loop = sd.custom_generate(draft_of("llama"), policy=policy, head=head, seed=5, costs=COSTS)
     tokens, metrics = result(model_of("llama"), loop, do_sample=True, top_k=0)
-    theirs = Decoder(pair_of(), policy=policy, costs=COSTS).generate(PROMPT, max_tokens=24, seed=5, ignore_eos=True)
+    theirs = sd.Decoder(pair_of(), policy=policy, costs=COSTS).generate(PROMPT, max_tokens=24, seed=5, ignore_eos=True)
     assert tokens == list(theirs.tokens)
     counts = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_tokens")
     assert [getattr(metrics, c) for c in counts] == [getattr(theirs.metrics, c) for c in counts]
@@ -208,8 +194,9 @@ def test_the_rule_that_weighs_costs_has_them_measured() -> None:
     load, options = AutoModelForCausalLM.from_pretrained, {"dtype": torch.float32}
     target, draft = load(REFERENCE / "target", **options), load(REFERENCE / "draft", **options)
     expected = generate(target)
-    named = custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
-    for loop in (custom_generate(draft, policy=CostAware(head=AcceptanceHead.from_pretrained(REFERENCE / "head"))), named):
+    named = sd.custom_generate(REFERENCE / "draft", head=REFERENCE / "head", costs=COSTS)
+    head = sd.AcceptanceHead.from_pretrained(REFERENCE / "head")
+    for loop in (sd.custom_generate(draft, policy=sd.CostAware(head=head)), named):
         assert generate(target, custom_generate=loop) == expected
 
 
@@ -270,7 +257,7 @@ def test_processors_keep_the_distribution_of_sampling_without_a_draft(
     request = Request(
         target=processed(TARGET), draft=processed(DRAFT), prompt=LAW_PROMPT, max_tokens=LAW_TOKENS, ends=(LAW_END,)
     )
-    distribution = request.distribution(CumulativeConfidence(threshold=0.4), verification)
+    distribution = request.distribution(sd.CumulativeConfidence(threshold=0.4), verification)
     assert largest_difference(distribution, distribution_of_generate(processors, before)) < 1e-12
 
 
@@ -278,31 +265,31 @@ def test_processors_are_read_as_sampling_only_where_that_means_the_same() -> Non
     """Catches a list in another order or with other settings taken for `Sampling`, and one that is needlessly not."""
     penalty, warm, top_k = RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(0.5), TopKLogitsWarper(4)
 
-    def read(*processors: Any, is_greedy: bool = False, num_padding: int = 0) -> tuple[Sampling, int]:
+    def read(*processors: Any, is_greedy: bool = False, num_padding: int = 0) -> tuple[sd.Sampling, int]:
         sampling, others = as_sampling(LogitsProcessorList(processors), is_greedy=is_greedy, num_padding=num_padding)
         assert len(others) in (0, len(processors))
         return sampling, len(others)
 
-    assert read() == (Sampling(), 0)
-    assert read(penalty, warm, top_k) == (Sampling(repetition_penalty=1.5, temperature=0.5, top_k=4), 0)
-    assert read(penalty, is_greedy=True) == (Sampling(repetition_penalty=1.5, temperature=0.0), 0)
-    assert read(top_k, warm) == (Sampling(), 2), "another order"
-    assert read(warm, warm) == (Sampling(), 2), "twice"
-    assert read(warm, is_greedy=True) == (Sampling(temperature=0.0), 1), "greedy stays greedy"
-    assert read(penalty, Liking(), warm) == (Sampling(), 3), "one that is not known"
-    assert read(TopKLogitsWarper(4, min_tokens_to_keep=2)) == (Sampling(), 1)
-    assert read(TopPLogitsWarper(0.5, filter_value=-9.0)) == (Sampling(), 1)
-    assert read(TopPLogitsWarper(0.0)) == (Sampling(), 1)
-    assert read(RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=2)) == (Sampling(), 1)
+    assert read() == (sd.Sampling(), 0)
+    assert read(penalty, warm, top_k) == (sd.Sampling(repetition_penalty=1.5, temperature=0.5, top_k=4), 0)
+    assert read(penalty, is_greedy=True) == (sd.Sampling(repetition_penalty=1.5, temperature=0.0), 0)
+    assert read(top_k, warm) == (sd.Sampling(), 2), "another order"
+    assert read(warm, warm) == (sd.Sampling(), 2), "twice"
+    assert read(warm, is_greedy=True) == (sd.Sampling(temperature=0.0), 1), "greedy stays greedy"
+    assert read(penalty, Liking(), warm) == (sd.Sampling(), 3), "one that is not known"
+    assert read(TopKLogitsWarper(4, min_tokens_to_keep=2)) == (sd.Sampling(), 1)
+    assert read(TopPLogitsWarper(0.5, filter_value=-9.0)) == (sd.Sampling(), 1)
+    assert read(TopPLogitsWarper(0.0)) == (sd.Sampling(), 1)
+    assert read(RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=2)) == (sd.Sampling(), 1)
     assert read(RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=2), num_padding=2)[1] == 0
-    assert read(penalty, num_padding=2) == (Sampling(), 1), "it counts the padding as seen"
+    assert read(penalty, num_padding=2) == (sd.Sampling(), 1), "it counts the padding as seen"
 
 
 @pytest.mark.parametrize("num_new", [1, 4, 6, 7])
 def test_nothing_follows_the_token_at_which_a_criterion_is_met(num_new: int) -> None:
     """Catches draft tokens of the same step that are returned, streamed (in other shapes, too) or counted all the same."""
     target, tape, own, criterion = model_of("llama"), Tape(), Tape(), After(len(PROMPT) + num_new)
-    loop = custom_generate(target, policy=Fixed(k=5))  # a draft that is always right: every step is whole
+    loop = sd.custom_generate(target, policy=sd.Fixed(k=5))  # a draft that is always right: every step is whole
     tokens, metrics = result(target, loop, stopping_criteria=[criterion], streamer=tape)
     assert tokens == generate(target, stopping_criteria=[After(len(PROMPT) + num_new)], streamer=own)
     assert tape.seen == own.seen
@@ -318,7 +305,7 @@ def test_any_of_the_end_ids_ends_the_text(num_ends: int) -> None:
     options = {"eos_token_id": ends if num_ends > 1 else ends[0]}
     expected = generate(model_of("llama"), **options)
     for draft in (draft_of("llama"), model_of("llama")):
-        loop = custom_generate(draft, policy=Fixed(k=4))
+        loop = sd.custom_generate(draft, policy=sd.Fixed(k=4))
         assert generate(model_of("llama"), custom_generate=loop, **options) == expected
     assert expected[-1] in ends
     assert len(expected) < 24
@@ -333,7 +320,7 @@ def test_a_generation_config_is_heeded() -> None:
     ):
         target = model_of("gpt2")
         plain = target.generate(ids(), generation_config=config)
-        loop = custom_generate(draft_of("gpt2"), policy=Fixed(k=4))
+        loop = sd.custom_generate(draft_of("gpt2"), policy=sd.Fixed(k=4))
         assert target.generate(ids(), generation_config=config, custom_generate=loop).tolist() == plain.tolist()
 
 
@@ -346,7 +333,7 @@ def test_the_models_are_left_as_they_were() -> None:
     target.transformer.h[0].eval()
     modes = [m.training for model in (target, draft) for m in model.modules()]
     for draws in (False, True, False):
-        generate(target, custom_generate=custom_generate(draft, policy=Fixed(k=2)), do_sample=draws)
+        generate(target, custom_generate=sd.custom_generate(draft, policy=sd.Fixed(k=2)), do_sample=draws)
     assert [m.training for model in (target, draft) for m in model.modules()] == modes
     after = [p for model in (target, draft) for p in model.parameters()]
     for (parameter, place, values), now in zip(before, after, strict=True):
@@ -360,7 +347,7 @@ def test_weights_that_change_between_calls_are_those_that_decode() -> None:
     """Catches a loop that goes on with what it once read: training between calls, another type, an output layer of its own."""
     target = tiny_model("llama", seed=3)
     draft, loop = tiny_draft(target), None
-    loop = custom_generate(draft, policy=Fixed(k=3))
+    loop = sd.custom_generate(draft, policy=sd.Fixed(k=3))
     assert generate(target, custom_generate=loop) == generate(target)
     with torch.no_grad():
         for parameter in target.parameters():
@@ -375,16 +362,16 @@ def test_weights_that_change_between_calls_are_those_that_decode() -> None:
 def test_a_model_that_was_used_can_be_copied() -> None:
     """Catches backends and hooks that go with a copy of the model and listen at the original's output layer."""
     used = tiny_model("llama")
-    generate(used, custom_generate=custom_generate(used, policy=Fixed(k=2)))
+    generate(used, custom_generate=sd.custom_generate(used, policy=sd.Fixed(k=2)))
     for other in (copy.deepcopy(used), tiny_draft(used)):
-        assert generate(other, custom_generate=custom_generate(other, policy=Fixed(k=2))) == generate(other)
+        assert generate(other, custom_generate=sd.custom_generate(other, policy=sd.Fixed(k=2))) == generate(other)
 
 
 def test_the_draft_sees_the_processors_and_the_ends_too() -> None:
     """Catches a draft that proposes what a processor forbids or goes on after an end: as its own target, all must pass."""
     target = model_of("llama")
     plain = generate(target, no_repeat_ngram_size=1)
-    loop = custom_generate(target, policy=Fixed(k=5))
+    loop = sd.custom_generate(target, policy=sd.Fixed(k=5))
     tokens, metrics = result(target, loop, no_repeat_ngram_size=1, eos_token_id=plain[2])
     assert tokens == plain[:3]
     assert (metrics.num_draft_tokens, metrics.num_accepted_draft_tokens) == (3, 3)
@@ -420,7 +407,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
     """Catches an option of generate that goes unheeded without a word."""
     options, message = REFUSED[name]
-    loop = custom_generate(draft_of("llama"), policy=Fixed(k=2))
+    loop = sd.custom_generate(draft_of("llama"), policy=sd.Fixed(k=2))
     given = {"inputs": ids(), "max_new_tokens": 4, "pad_token_id": 0} | options
     with pytest.raises(ValueError, match=re.escape(message)):
         model_of("llama").generate(**given, custom_generate=loop)
@@ -428,12 +415,12 @@ def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
 
 def test_unsound_rules_are_refused() -> None:
     """Catches the two ways of changing the distribution that `Decoder` refuses too."""
-    with pytest.raises(UnsoundError, match="removes a sampled draft token"):
-        custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True))
-    custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True), verification=CompareVerification())
-    loop = custom_generate(draft_of("llama"), verification=GreedyVerification())
+    with pytest.raises(sd.UnsoundError, match="removes a sampled draft token"):
+        sd.custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True))
+    sd.custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True), verification=CompareVerification())
+    loop = sd.custom_generate(draft_of("llama"), verification=GreedyVerification())
     assert generate(model_of("llama"), custom_generate=loop) == generate(model_of("llama"))
-    with pytest.raises(UnsoundError, match="only without do_sample"):
+    with pytest.raises(sd.UnsoundError, match="only without do_sample"):
         generate(model_of("llama"), custom_generate=loop, do_sample=True)
 
 
@@ -443,12 +430,12 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(64)
     tokenizer.add_tokens(["<new>"])
     model = AutoModelForCausalLM.from_pretrained(target)
-    assert generate(model, custom_generate=custom_generate(draft)) == generate(model)
+    assert generate(model, custom_generate=sd.custom_generate(draft)) == generate(model)
     tokenizer.save_pretrained(draft)
-    with pytest.raises(PairError, match="the vocabularies of target"):
-        generate(model, custom_generate=custom_generate(draft))
-    with pytest.raises(PairError, match="nothing says which of them are padding"):
-        generate(model_of("llama"), custom_generate=custom_generate(tiny_model("llama", vocab_size=40)))
+    with pytest.raises(sd.PairError, match="the vocabularies of target"):
+        generate(model, custom_generate=sd.custom_generate(draft))
+    with pytest.raises(sd.PairError, match="nothing says which of them are padding"):
+        generate(model_of("llama"), custom_generate=sd.custom_generate(tiny_model("llama", vocab_size=40)))
 
 
 def test_rows_of_padding_are_cut_and_tokens_in_them_refused(tmp_path: Path) -> None:
@@ -460,11 +447,11 @@ def test_rows_of_padding_are_cut_and_tokens_in_them_refused(tmp_path: Path) -> N
         draft.get_output_embeddings().weight[64:] = 50.0  # rows that would win, were they counted
     draft.save_pretrained(paths[1])
     target = AutoModelForCausalLM.from_pretrained(paths[0])
-    loop = custom_generate(paths[1], policy=Fixed(k=3))
+    loop = sd.custom_generate(paths[1], policy=sd.Fixed(k=3))
     assert generate(target, custom_generate=loop) == generate(target)
     larger = AutoModelForCausalLM.from_pretrained(paths[1])
-    with pytest.raises(PromptError, match="token id 70 is outside"):
-        generate(larger, ids(3, 70), custom_generate=custom_generate(paths[0]))
+    with pytest.raises(sd.PromptError, match="token id 70 is outside"):
+        generate(larger, ids(3, 70), custom_generate=sd.custom_generate(paths[0]))
 
 
 @pytest.mark.parametrize("way", ["head", "policy"])
@@ -472,6 +459,6 @@ def test_a_head_of_another_draft_is_refused(way: str) -> None:
     """Catches a head that judges states it was not trained on, given by itself or within a rule."""
     head = random_head(32, seed=1)
     head.card = replace(head.card, draft=2 * "0123456789abcdef")
-    given = {"head": head} if way == "head" else {"policy": SpecDecPP(head=head, calibrated=False)}
-    with pytest.raises(HeadError, match="made for another draft"):
-        generate(model_of("llama"), custom_generate=custom_generate(draft_of("llama"), **given))
+    given = {"head": head} if way == "head" else {"policy": sd.SpecDecPP(head=head, calibrated=False)}
+    with pytest.raises(sd.HeadError, match="made for another draft"):
+        generate(model_of("llama"), custom_generate=sd.custom_generate(draft_of("llama"), **given))

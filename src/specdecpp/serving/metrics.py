@@ -1,6 +1,6 @@
 """Counters of the server, in Prometheus' form, in a registry of their own.
 
-Speculation is counted in vLLM's words, under our prefix: `drafts` are steps.
+Speculation has vLLM's own names, so that its dashboards and `vllm bench serve` find it: a draft is a step with draft tokens.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,10 @@ class ServerMetrics:
         self._first = Histogram("specdecpp_time_to_first_token_seconds", "Arrival to text.", buckets=SECONDS, registry=r)
         self._prompt = Counter("specdecpp_prompt_tokens", "Tokens of prompts.", registry=r)
         self._generated = Counter("specdecpp_generation_tokens", "Tokens of answers.", registry=r)
-        self._drafts = Counter("specdecpp_spec_decode_num_drafts", "Steps.", registry=r)
-        self._drafted = Counter("specdecpp_spec_decode_num_draft_tokens", "Draft tokens.", registry=r)
-        self._accepted = Counter("specdecpp_spec_decode_num_accepted_tokens", "Accepted draft tokens.", registry=r)
+        self._drafts = Counter("vllm:spec_decode_num_drafts", "Steps with draft tokens.", registry=r)
+        self._drafted = Counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.", registry=r)
+        self._accepted = Counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.", registry=r)
+        self._at = Counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Of a place, from 0.", ["position"], registry=r)
         self._lengths = Histogram("specdecpp_accepted_per_step", "Draft tokens accepted.", buckets=LENGTHS, registry=r)
         self._seconds = Counter("specdecpp_stage_seconds", "Seconds of the models by stage.", ["stage"], registry=r)
         for stage in (*STAGES, "prefill"):
@@ -46,11 +47,13 @@ class ServerMetrics:
         """Count the steps of one turn."""
         steps = [event.step for event in events]
         self._generated.inc(sum(step.num_tokens for step in steps))
-        self._drafts.inc(len(steps))
+        self._drafts.inc(sum(step.num_drafted > 0 for step in steps))
         self._drafted.inc(sum(step.num_drafted for step in steps))
         self._accepted.inc(sum(step.num_accepted for step in steps))
         for step in steps:
             self._lengths.observe(step.num_accepted)
+            for place in range(step.num_accepted):
+                self._at.labels(place).inc()
         for stage, name in STAGES.items():
             self._seconds.labels(stage).inc(sum(getattr(step, name) for step in steps))
 

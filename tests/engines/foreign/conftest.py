@@ -38,7 +38,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
-            suite = report.nodeid.partition("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix("_suite.py")
+            name = report.nodeid.partition("::")[0].rpartition("/")[2]
+            if not name.endswith("_suite.py"):  # a client
+                continue
+            suite = name.removeprefix("test_").removesuffix("_suite.py")
             ended[suite][outcome] += 1
             if outcome == "skipped":
                 reasons[suite][report.longrepr[2].removeprefix("Skipped: ")] += 1

@@ -65,6 +65,13 @@ class Source:
         return ""
 
 
+LLAMA_CPP = Source(
+    repository="ggml-org/llama.cpp",
+    commit="956973c76466b6c791d7bdbe6eed3aa3235b2dc1",
+    folders=("tools/server/tests", "tools/server/bench/speed-bench"),
+)
+
+
 def loaded(path: Path, name: str, instead: Mapping[str, ModuleType] = {}) -> Any:
     """A module from its file, which finds the modules `instead` of those of that name."""
     spec = importlib.util.spec_from_file_location(name, path)

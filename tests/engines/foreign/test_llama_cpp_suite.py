@@ -8,15 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from sources import Source, adopted, loaded, stand_in
+from sources import LLAMA_CPP, adopted, loaded, stand_in
 
 import specdecpp as sd
 
-SOURCE = Source(
-    repository="ggml-org/llama.cpp",
-    commit="956973c76466b6c791d7bdbe6eed3aa3235b2dc1",
-    folders=("tools/server/tests",),
-)
 LEFT_OUT = {
     "test_slot_ctx_not_exceeded": "the context is the model's own: serve has no --ctx-size",
     "test_with_ctx_shift": "a shifted context is another text than the target's own: serve has none",
@@ -53,7 +48,7 @@ def stopped() -> Iterator[None]:
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     os.environ["PORT"] = str(free.getsockname()[1])  # of a ServerProcess
-folder = SOURCE.root / "tools/server/tests"
+folder = LLAMA_CPP.root / "tools/server/tests"
 utils = loaded(folder / "utils.py", "llama_cpp_tests_utils", {"wget": stand_in("wget")})
 utils.download_file = lambda url: url
 utils.ServerProcess.start.__defaults__ = (300,)  # seconds to start in, for slow machines
