@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from peers.provenance import provenance
 from realpair.prompts import BENCHMARKS, SETS, prompts
 from structured import running
 
@@ -265,7 +266,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         name: [[messages[0]["content"]] for messages in of] for name, of in prompts(given.data, given.num, DATASETS).items()
     }  # fmt: skip
     named = {name: path for name in CLIENTS if (path := getattr(given, name.replace("-", "_")))}
-    found: dict[str, Any] = {"pair": given.target, "conversations": sum(map(len, conversations.values())), "clients": {}}
+    found = provenance("python", "benchmarks/foreign_clients.py") | {"pair": given.target, "clients": {}}
+    found["conversations"] = sum(map(len, conversations.values()))
     with (
         running("--target", given.target, *(("--draft", given.draft) if given.draft else ())) as url,
         tempfile.TemporaryDirectory() as folder,

@@ -122,7 +122,10 @@ class Contestant:
         spent = self._timed() if self.args.profile else {}
         start = time.perf_counter()
         running, given = 0, 0
+        times: dict[bool, list[float]] = {True: [], False: []}  # of steps behind an arrival, and of others
+        last, since = start, 0
         while given < num or running:
+            since += 1
             while given < num and running < at:
                 how = SamplingParams(
                     **SAMPLINGS[sampling], max_tokens=limit, ignore_eos=True, detokenize=False, seed=given,
@@ -132,7 +135,7 @@ class Contestant:
                 self.num += 1
                 names[name], answers[given] = given, []
                 self.engine.add_request(name, {"prompt_token_ids": prompts[given % len(prompts)]}, how)
-                given, running = given + 1, running + 1
+                given, running, since = given + 1, running + 1, 0
             steps += window is None
             for output in self.engine.step():
                 one = output.outputs[0]
@@ -143,6 +146,8 @@ class Contestant:
                     if (block := getattr(one, "spec_decode_metrics", None)) is not None:
                         blocks.append(block)
             now = time.perf_counter() - start
+            times[since <= 1].append(start + now - last)  # an output comes a step after its pass was begun
+            last = start + now
             if window is None and ((given == num and running < at) or now > self.args.visit_s):
                 window = made, now
                 if now > self.args.visit_s:
@@ -153,6 +158,8 @@ class Contestant:
         row: dict[str, Any] = {
             "tokens_per_s": round(window[0] / window[1], 1),
             "ms_per_step": round(1e3 * window[1] / steps, 3),
+            "ms_with_prompts": round(1e3 * statistics.median(times[True]), 3),
+            "ms_decoding": round(1e3 * statistics.median(times[False]), 3) if times[False] else None,
         }
         if spent:
             row["host_ms"] = {name: round(1e3 * seconds / steps, 3) for name, seconds in spent.items()}

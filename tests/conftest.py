@@ -16,9 +16,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 from specdecpp import cache_dir
-from specdecpp.backends.native import library
 from specdecpp.errors import BackendError
-from specdecpp.loading.pair import load_pair
 
 BUILT = Path(__file__).parents[1] / "build" / "tests"
 """Compiled code is kept here: its name has the digest of its sources, the compiler and the processor."""
@@ -36,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def compiled_code() -> Path | None:
     """The compiled code for this processor, made by the worker that comes first; None without a compiler."""
+    from specdecpp.backends.native import library  # not above: engines' tests have to come before transformers is imported
+
     BUILT.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, FileLock(BUILT / "lock"):
         patch.setenv("XDG_CACHE_HOME", str(BUILT))
@@ -59,6 +59,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory, compiled_code: Path | None) 
 @pytest.fixture(scope="module")
 def pair() -> Any:
     """The pair that ships."""
+    from specdecpp.loading.pair import load_pair
+
     return load_pair("reference")
 
 

@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any, Literal
 
+import llguidance
 import openai
 import pytest
 from jsonschema import Draft202012Validator
@@ -228,3 +229,19 @@ def test_a_template_that_knows_calls_is_given_tools_and_another_model_is_told_of
     tokenizer.chat_template = "... <tool_call> ..."
     assert told(messages, use, tokenizer) == (messages, [{"type": "function", "function": WEATHER}])
     assert told(messages, None, tokenizer) == (messages, None)
+
+
+def test_a_grammar_that_takes_too_much_ends_its_request(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a 500, and a log that says the models failed, where llguidance gives up in the middle of an answer."""
+
+    class Limited:
+        grammar_from_json_schema = (make := llguidance.LLMatcher).grammar_from_json_schema
+
+        def __new__(cls, *given: Any, make: Any = make, **more: Any) -> Any:
+            return make(*given, limits=llguidance.LLParserLimits(max_lexer_states=60), **more)
+
+    monkeypatch.setattr(llguidance, "LLMatcher", Limited)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]*x[a-z]{9}$"}}, "required": ["a"]}
+    with pytest.raises(openai.BadRequestError, match="too many states") as failed:
+        chat(client, temperature=0, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert failed.value.code == "grammar_failed"

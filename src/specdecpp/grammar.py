@@ -151,11 +151,14 @@ class CompiledMatcher:
         return CompiledMatcher(self._found.deep_copy(), self._size)
 
 
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled, or takes too much to be followed: that may show in the middle of an answer."""
+
+
 def _check(found: Any) -> None:
-    """Raise ValueError where a grammar could not be compiled or followed."""
     if found.is_error():
         reason = found.get_error().partition("<state>")[0].strip()
-        raise ValueError(f"the grammar cannot be followed: {reason}. Give a simpler one, or none.")
+        raise GrammarError(f"the grammar cannot be followed: {reason}. Give a simpler one, or none.")
 
 
 @lru_cache(maxsize=64)
@@ -163,13 +166,10 @@ def _compiled(grammar: Grammar, spelling: Any) -> Any:
     """The matcher that those of answers begin as: a server sees the same grammar again and again."""
     from llguidance import LLMatcher as make
 
-    match grammar.kind:
-        case "json":
-            source = make.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": BLANKS})
-        case "regex":
-            source = make.grammar_from_regex(grammar.text)
-        case "lark":
-            source = make.grammar_from_lark(grammar.text)
+    if grammar.kind == "json":
+        source = make.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": BLANKS})
+    else:
+        source = (make.grammar_from_regex if grammar.kind == "regex" else make.grammar_from_lark)(grammar.text)
     found = make(spelling, source, log_level=0)
     _check(found)
     return found

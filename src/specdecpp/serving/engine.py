@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Literal
 
 from specdecpp.decoder import Decoder, Options
+from specdecpp.grammar import GrammarError
 from specdecpp.scheduler import ROWS, Read, step
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import Recorder, StepEvidence
@@ -315,7 +316,10 @@ class EngineThread:
             self._finish(job, End())
 
     def _fail(self, job: Job, error: Exception) -> None:
-        """End one request, and not the others with it, with what the models raised."""
+        """End one request, and not the others with it, with what the models or its grammar raised."""
+        if isinstance(error, GrammarError):
+            self._finish(job, End(error=ApiError(str(error), status=400, code="grammar_failed")))
+            return
         log.error("a request failed in the models", exc_info=error)
         message = "the models failed on this request; the server's log says how."
         self._finish(job, End(error=ApiError(message, status=500, code="failed")))
