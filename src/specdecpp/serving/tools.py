@@ -20,6 +20,9 @@ _TOLD = (
     f'between tags:\n{OPEN}\n{{"name": <function name>, "arguments": <JSON object>}}\n{CLOSE}'
 )
 _ANY = {"type": "object"}
+_JOINING = {"allOf", "not", "if", "then", "else", "dependentSchemas"}
+_BRANCHING = {"anyOf", "oneOf", "$ref"}
+_SAID = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
 MOST = 16
 """Calls of an answer that has to call something: some models go on for ever."""
 Json = dict[str, Any]
@@ -45,7 +48,7 @@ class ToolUse:
         calls = [
             {
                 "type": "object",
-                "properties": {"name": {"const": function["name"]}, "arguments": function.get("parameters") or _ANY},
+                "properties": {"name": {"const": function["name"]}, "arguments": closed(function.get("parameters") or _ANY)},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
@@ -53,6 +56,23 @@ class ToolUse:
             if self.must in (None, "", function["name"])
         ]
         return {"anyOf": calls, "x-guidance": {"whitespace_pattern": BLANKS}}
+
+
+def closed(schema: Json) -> Json:
+    """The same schema, whose objects have no properties but those that it names, where it does not say otherwise: small models
+    go on with arguments that no function has, as llama.cpp found too. Schemas that join objects stay as they are."""
+    is_joined = False
+
+    def close(found: Json) -> Json:
+        nonlocal is_joined
+        is_joined |= not _JOINING.isdisjoint(found) or ("properties" in found and not _BRANCHING.isdisjoint(found))
+        names, needed = found.get("properties"), found.get("required", [])
+        if not isinstance(names, dict) or not isinstance(needed, list) or not _SAID.isdisjoint(found):
+            return found
+        return {**found, "additionalProperties": False} if all(one in list(names) for one in needed) else found
+
+    found = json.loads(json.dumps(schema), object_hook=close)
+    return schema if is_joined else found
 
 
 def answer_grammar(use: ToolUse | None, schema: Any, tokenizer: Any) -> Grammar | None:
