@@ -65,6 +65,16 @@ def pair() -> Any:
 
 
 @pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pair, target and draft, in a folder of the module's own."""
+    from specdecpp.testing import save_tiny_pair
+
+    folder = tmp_path_factory.mktemp("pair")
+    save_tiny_pair(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def server(pair: Any) -> Iterator[Any]:
     """A server around it."""
     from served import served

@@ -30,7 +30,7 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policy_spec import KINDS, parse_policy
 from specdecpp.report import tables
-from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model
+from specdecpp.testing import tiny_draft, tiny_model
 
 Made = tuple[Contest, list[Heat], Results]
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
@@ -38,10 +38,8 @@ SHORT = ("--max-tokens", "8", "--num", "2", "--cycles", "1")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """A tiny pair with a calibrated head that stops at 0.6."""
-    folder = tmp_path_factory.mktemp("pair")
-    save_tiny_pair(folder)
     torch.manual_seed(0)
     card = HeadCard(
         hidden_size=32, num_layers=1, stopping={"threshold": 0.6, "calibrated": True}, calibration=Calibration(num_labels=9)

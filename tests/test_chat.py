@@ -17,16 +17,13 @@ from specdecpp import cli
 from specdecpp.cli.chat import HELP, recalled
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair, load_pair
-from specdecpp.testing import save_tiny_pair
 
 TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }};{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """A tiny pair whose target has a template; it answers with characters."""
-    folder = tmp_path_factory.mktemp("pair")
-    save_tiny_pair(folder)
     (folder / "target" / "chat_template.jinja").write_text(TEMPLATE)
     return folder
 

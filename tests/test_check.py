@@ -25,7 +25,7 @@ from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.replay.intervals import of_few, resampled
 from specdecpp.report import advice, render
-from specdecpp.testing import TableModel, save_tiny_pair, tiny_model, tiny_tokenizer
+from specdecpp.testing import TableModel, tiny_model, tiny_tokenizer
 
 SHORT = ("--minutes", "30")
 
@@ -47,10 +47,8 @@ def short_answers(one_thread: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """A tiny pair with a calibrated head, and `bad`: a draft that is larger than the target and knows nothing of it."""
-    folder = tmp_path_factory.mktemp("pair")
-    save_tiny_pair(folder)
     torch.manual_seed(0)
     card = HeadCard(hidden_size=32, num_layers=1, calibration=Calibration(num_labels=9))
     AcceptanceHead(card).save_pretrained(folder / "head")

@@ -26,10 +26,8 @@ ATTRIBUTE = re.compile(r"\x1b\[(?:\d+;)*[1-4][;m]")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(folder: Path) -> Path:
     """target, draft, head (fits), wide (a head that does not), other (a draft with another vocabulary)."""
-    folder = tmp_path_factory.mktemp("pair")
-    save_tiny_pair(folder)
     save_tiny_pair(folder / "other", vocab_size=48)
     torch.manual_seed(0)
     AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, stopping={"threshold": 0.6})).save_pretrained(folder / "head")

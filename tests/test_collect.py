@@ -37,10 +37,8 @@ NUM_PROMPTS, NUM_SHARDS = 20, 4
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(folder: Path) -> Path:
     """target, draft and prompts.jsonl."""
-    folder = tmp_path_factory.mktemp("home")
-    save_tiny_pair(folder)
     rows = [{"text": text[:60].strip()} for text in practice_prompts()[:: 200 // NUM_PROMPTS]]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

@@ -18,7 +18,7 @@ from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
 from specdecpp.metrics import Step
 from specdecpp.policies import Costs, CumulativeConfidence
-from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
+from specdecpp.testing import TableModel, tiny_tokenizer
 
 CURVE = Costs(draft_s=0.5, passes={1: 1.0, 3: 2.0, 5: 2.5})
 RISING = Costs(draft_s=0.5, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0})
@@ -206,13 +206,6 @@ def test_costs_are_the_same_object_while_steps_are_as_expected():
 
 
 # The measurement
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    save_tiny_pair(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

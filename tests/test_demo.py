@@ -16,7 +16,6 @@ from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import load_pair
 from specdecpp.policies import CostAware, SpecDecPP
-from specdecpp.testing import save_tiny_pair
 
 SHORT = ["--num", "2", "--cycles", "1"]
 
@@ -29,9 +28,7 @@ def few_tokens() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    save_tiny_pair(folder)
+def folder(folder: Path) -> Path:
     torch.manual_seed(0)
     AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, stopping={"threshold": 0.6})).save_pretrained(folder / "head")
     return folder

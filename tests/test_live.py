@@ -17,7 +17,7 @@ from specdecpp import AcceptanceHead, Decoder, Fixed, Pair, Sampling, SpecDecPP,
 from specdecpp.backends import EagerModel, LeanModel
 from specdecpp.errors import DataError, HeadError
 from specdecpp.head import Calibration, HeadCard
-from specdecpp.testing import TableModel, save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.testing import TableModel, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head, calibrate_live
 from specdecpp.training.live import Heard, listen
@@ -242,9 +242,7 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    save_tiny_pair(folder)
+def folder(folder: Path) -> Path:
     rows = [json.dumps({"question": f"what is {i} and {i}?"}) for i in range(8)]
     (folder / "dev.jsonl").write_text("\n".join(rows), encoding="utf-8")
     return folder

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -23,7 +24,7 @@ from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling, streams
 from specdecpp.serving.app import build
 from specdecpp.serving.settings import ServerSettings
-from specdecpp.testing import Enumerator, TableModel, enumerate_distribution, save_tiny_pair, tiny_tokenizer
+from specdecpp.testing import Enumerator, TableModel, enumerate_distribution, tiny_tokenizer
 from specdecpp.verify import GreedyVerification, TokenVerification, at, verifications
 
 pytestmark = pytest.mark.lab
@@ -210,19 +211,14 @@ def test_refused_unless_it_is_asked_for(name: str):
     assert Decoder(pair, policy=Fixed(k=1), verification=rule, lossless=False).verification == rule
 
 
-@pytest.fixture(scope="module")
-def tiny_pair_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    return ["--target", str(target), "--draft", str(draft)]
-
-
 def call(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, list(arguments))
 
 
-def test_the_verbs_refuse_and_say_what_to_do(tiny_pair_names: list[str]):
+def test_the_verbs_refuse_and_say_what_to_do(folder: Path):
     """Catches a verb that changes the distribution unasked, and one that hides it when it was asked."""
-    plain = ["generate", "aba", *tiny_pair_names, "--policy", "fixed:3", "--verification", "fuzzy", "--max-tokens", "8"]
+    names = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+    plain = ["generate", "aba", *names, "--policy", "fixed:3", "--verification", "fuzzy", "--max-tokens", "8"]
     refused = call(*plain)
     assert refused.exit_code == 2
     assert "--lossy" in refused.stderr
@@ -231,18 +227,17 @@ def test_the_verbs_refuse_and_say_what_to_do(tiny_pair_names: list[str]):
     assert told["metrics"]["mean_tv"] > 0
     exact = json.loads(call(*plain[:-4], "--max-tokens", "8", "--seed", "0", "--json").stdout)
     assert (exact["lossless"], exact["metrics"]["mean_tv"]) == (True, 0)
-    refused = call("bench", *tiny_pair_names, "--verification", "tv")
+    refused = call("bench", *names, "--verification", "tv")
     assert refused.exit_code == 2
     assert "got 'tv'" in refused.stderr
-    refused = call("serve", *tiny_pair_names, "--verification", "tv")
+    refused = call("serve", *names, "--verification", "tv")
     assert refused.exit_code == 2
     assert "lossless" in refused.stderr
 
 
-def test_a_server_refuses_and_says_so(tmp_path_factory: pytest.TempPathFactory):
+def test_a_server_refuses_and_says_so(folder: Path):
     """Catches a request that gets another distribution without asking, and a reply that does not tell of it."""
-    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    pair = load_pair(target, draft=draft, backend="eager")
+    pair = load_pair(folder / "target", draft=folder / "draft", backend="eager")
     with pytest.raises(UnsoundError, match="lossless"):
         build(pair, ServerSettings(policy=Fixed(k=3), verification="tv"))
     with served(pair, policy=Fixed(k=3)) as server, httpx2.Client(base_url=server.url, timeout=60) as client:

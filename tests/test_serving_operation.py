@@ -23,18 +23,11 @@ import specdecpp as sd
 from specdecpp import cli
 from specdecpp.loading.pair import Pair
 from specdecpp.serving import logs
-from specdecpp.testing import TableModel, save_tiny_pair, tiny_tokenizer
+from specdecpp.testing import TableModel, tiny_tokenizer
 
 LONG = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "n": 3}
 ENDLESS = {"prompt": "abc", "max_tokens": 10**9, "ignore_eos": True}
 """A request to the pair of `endless_pair` that is answered until somebody ends it."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    save_tiny_pair(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,6 @@ def test_settings_are_read() -> None:
         ("there is no speculative_config", {}, {"speculative_config": None}),
         ("the method is 'eagle'", {}, {"speculative_config__method": "eagle"}),
         ("the first one is in use", {}, {"use_v2_model_runner": False}),
-        ("remove enable_adaptive_verification", {}, {"speculative_config__enable_adaptive_verification": True}),
         ("parallel drafting has no steps", {}, {"speculative_config__parallel_drafting": True}),
         ("two vocabularies", {}, {"speculative_config__use_heterogeneous_vocab": True}),
         ("cannot draft in pipeline stages", {}, {"parallel_config__pipeline_parallel_size": 2}),
@@ -84,6 +83,7 @@ def test_settings_are_read() -> None:
         ("cannot follow SpecDecPP", {"policy": "specdecpp:0.4"}, {}),
         ("cannot follow MaxConfidence", {"policy": "max-confidence:0.5,drop=true"}, {}),
         ("hides the probabilities", {"policy": "cumulative:0.2"}, {"speculative_config__use_local_argmax_reduction": True}),
+        ("Remove num_spec", {}, {"speculative_config__num_speculative_tokens_per_batch_size": [(1, 32, 2)]}),
         ("on each tensor-parallel rank", {"policy": "cumulative:0.2"}, {"parallel_config__tensor_parallel_size": 2}),
     ],
 )
@@ -114,16 +114,6 @@ def test_lengths_are_configured_before_the_engine_is_made(ours: Any, schedule: s
     if table is not None:
         assert [first for first, *_ in table] == [1, *(last + 1 for _, last, _ in table[:-1])]
         assert table[-1][1] == 32
-
-
-def test_a_schedule_of_vllms_own_is_not_overwritten() -> None:
-    """Catches lengths that somebody chose and that are ignored."""
-    config = configuration(
-        additional_config={"specdecpp": {}},
-        speculative_config__num_speculative_tokens_per_batch_size=[(1, 32, 2)],
-    )
-    with pytest.raises(ValueError, match="Remove num_speculative_tokens_per_batch_size"):
-        configuring.configure(config)
 
 
 def serve(
@@ -179,6 +169,16 @@ def test_what_is_learned_of_one_load_is_not_anothers() -> None:
     serve(lengths, acceptance=0.8, pass_s=1.0, step_s=0.1, num_steps=300)
     serve(lengths, acceptance=0.8, pass_s=1.0, step_s=3.0, num_steps=300, num_reqs=32)
     assert (lengths[1] > 0, lengths[32]) == (True, 0)
+    assert "at up to 32 requests" in lengths.report()
+    assert lengths.report() == ""
+
+
+def test_what_trimming_leaves_out_under_load_is_no_loss_without_it() -> None:
+    """Catches draft tokens that are left out in large batches and count as rejected in small ones."""
+    lengths = Lengths([0, 2, 4], trims=True)
+    for num_reqs, acceptance in ((1, 0.9), (32, 0.05)):
+        serve(lengths, acceptance=acceptance, pass_s=1.0, step_s=0.3, num_steps=300, num_reqs=num_reqs)
+    assert lengths[1] > 0
 
 
 @pytest.mark.parametrize(

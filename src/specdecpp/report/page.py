@@ -18,12 +18,8 @@ def page(boards: Sequence[Board], drawn: Sequence[Sequence[Picture]]) -> str:
     """
     themes = (LIGHT | {"page": PAGE[0]}, DARK | {"page": PAGE[1]})
     light, dark = (";".join(f"--{name}:{colour}" for name, colour in theme.items()) for theme in themes)
-    environment = Environment(
-        loader=PackageLoader("specdecpp.report", "."),
-        autoescape=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
+    loader = PackageLoader("specdecpp.report", ".")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
     names = ", ".join(dict.fromkeys(board.dataset for board in boards))
     return environment.get_template("page.html.j2").render(
         title=f"Stopping rules on {names}",

@@ -20,8 +20,7 @@ _TOLD = (
     f'between tags:\n{OPEN}\n{{"name": <function name>, "arguments": <JSON object>}}\n{CLOSE}'
 )
 _ANY = {"type": "object"}
-_JOINING = {"allOf", "not", "if", "then", "else", "dependentSchemas"}
-_BRANCHING = {"anyOf", "oneOf", "$ref"}
+_JOINING, _BRANCHING = {"allOf", "not", "if", "then", "else", "dependentSchemas"}, {"anyOf", "oneOf", "$ref"}
 _SAID = {"additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties"}
 MOST = 16
 """Calls of an answer that has to call something: some models go on for ever."""
@@ -59,8 +58,8 @@ class ToolUse:
 
 
 def closed(schema: Json) -> Json:
-    """The same schema, whose objects have no properties but those that it names, where it does not say otherwise: small models
-    go on with arguments that no function has, as llama.cpp found too. Schemas that join objects stay as they are."""
+    """The same schema, whose objects have no properties but those that it names: small models go on with arguments that no
+    function has. Objects that say otherwise stay as they are, and schemas that join objects."""
     is_joined = False
 
     def close(found: Json) -> Json:

@@ -1,8 +1,9 @@
 """A program: sampled steps of our speculator with vLLM's own sampler and rejection sampler, whose kernels are interpreted.
 
-CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 python draws.py POLICY NUM
+CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 python draws.py NUM POLICY [trims]
 
 Prints, for every pair of first two tokens, how often it came out and how likely the target has it; and the lengths of steps.
+With `trims` vLLM's own estimator of acceptance leaves out draft tokens.
 """
 
 import json
@@ -38,13 +39,15 @@ def _with_bool_masks(name: str, place: int) -> None:
 _with_bool_masks("create_masked_load", 1)
 _with_bool_masks("create_masked_store", 2)
 
+from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import OnlineAcceptanceEstimator  # noqa: E402
+
 sys.path.append(str(Path(__file__).parents[2]))
 from test_vllm import Table  # noqa: E402
-from world import World  # noqa: E402
+from world import Request, World  # noqa: E402
 
 from specdecpp.integrations.vllm import stopping  # noqa: E402
 
-MOST, TEMPERATURE = 3, 0.8
+MOST, TEMPERATURE, LEAST = 3, 0.8, 0.2
 
 
 class Drawn(World):
@@ -72,15 +75,32 @@ class Drawn(World):
             self.seeds,
             MOST,
         )
+        self.speculator.observe_verification(slot, counts, num - counts)
         return sampled[0, : int(counts)].tolist()
 
+    def admitted(self, request: Request, row: int, length: int) -> int:
+        """Catches an estimate that reads the token that was drawn, and a place without a token that would be verified."""
+        estimator = self.speculator.acceptance_estimator
+        if estimator is None:
+            return length
+        found = self.speculator.draft_token_confidence_probs[row, :length]
+        drawn = [t for t in request.draft[:length] if t >= 0]
+        for i in range(len(drawn)):
+            q = (self.draft.network([*request.tokens, *drawn[:i]]) / TEMPERATURE).softmax(-1).max()
+            expected = torch.sigmoid(estimator.slope * torch.logit(q) + estimator.intercepts[i])
+            assert torch.allclose(found[i], expected, atol=1e-5)
+        assert not found[len(drawn) :].any()
+        return int((found.cumprod(0) > LEAST).sum())
 
-def main(policy: str, num: int) -> None:
+
+def main(policy: str, num: int, trims: bool) -> None:
     target = Table(0)
     draft = Table(1, like=target, share=0.5)
     stopping.LAG = 0  # a step ends where the rule says
     world = Drawn(draft, target, ours={"policy": policy}, most=MOST, max_num_reqs=2, draws=True)
     world.temperature.fill_(TEMPERATURE)
+    if trims:
+        world.speculator.acceptance_estimator = OnlineAcceptanceEstimator(2, MOST, torch.device("cpu"))
     prompt, seen, lengths, accepted = [3, 1, 2], Counter(), Counter(), Counter()
     for i in range(num):
         world.seeds.fill_(1000 + i)
@@ -103,4 +123,4 @@ def main(policy: str, num: int) -> None:
 
 if __name__ == "__main__":
     with torch.inference_mode():
-        main(sys.argv[1], int(sys.argv[2]))
+        main(sys.argv[2], int(sys.argv[1]), "trims" in sys.argv)

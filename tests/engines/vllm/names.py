@@ -87,10 +87,12 @@ def used() -> list[str]:
             "self.speculator.set_attn(",
             "self.speculator.init_cudagraph_manager(cudagraph_mode)",
             "self.speculator.capture()",
+            "record_confidences(\n                    self.speculator.draft_token_confidence_probs",
         ),
         scheduler: (
             "self.dynamic_sd_lookup[\n                len(num_scheduled_tokens)",
             "num_speculative_tokens_per_batch_size",
+            "self.vllm_config = ",
         ),
         async_scheduler: ("scheduler_output.num_spec_tokens_to_schedule",),
         rejection_sampler_utils: ("is_valid_draft = draft_sampled >= 0",),

@@ -210,10 +210,10 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
             found.check_attention()
 
 
-@pytest.mark.parametrize("policy", ["fixed:3", "cumulative:0.3"])
-def test_the_distribution_is_the_targets(policy: str, python: Callable[..., str]) -> None:
+@pytest.mark.parametrize("asked", ["cumulative:0.3", "cumulative:0.1 trims"])
+def test_the_distribution_is_the_targets(asked: str, python: Callable[..., str]) -> None:
     """Catches a missing draft token that is verified, other distributions than those proposed: chi-square, 500 answers."""
-    found = json_in(python("draws.py", policy, "500", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"))
+    found = json_in(python("draws.py", "500", *asked.split(), CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"))
     cells, rest = [], [0, 0.0]
     for num, p in found["rows"]:
         if 500 * p >= 5:
@@ -225,7 +225,7 @@ def test_the_distribution_is_the_targets(policy: str, python: Callable[..., str]
     assert num_free >= 8
     assert chi_square < num_free + 3.5 * (2 * num_free) ** 0.5
     assert len(found["accepted"]) >= 3
-    assert len(found["lengths"]) == (1 if policy == "fixed:3" else 3)
+    assert len(found["lengths"]) == 3
 
 
 def test_engines_get_what_they_are_configured_for(monkeypatch: pytest.MonkeyPatch) -> None:

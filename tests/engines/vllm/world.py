@@ -239,9 +239,13 @@ class World:
             batch, {}, {}, none, None, torch.tensor(sampled), torch.zeros(len(rows)), none, none,
             self.temperature, self.seeds, num_speculative_tokens=length,
         )  # fmt: skip
-        for r, row, p, s in zip(rows, found.tolist(), prefilling, sampled, strict=True):
-            r.num_slots = length if s or not p else 0
+        for i, (r, row, p, s) in enumerate(zip(rows, found.tolist(), prefilling, sampled, strict=True)):
             r.draft = row
+            r.num_slots = self.admitted(r, i, length) if s or not p else 0
+
+    def admitted(self, request: Request, row: int, length: int) -> int:
+        """How many places of a request's draft are verified in the next step."""
+        return length
 
 
 def configuration(num_ids: int, ours: Any, most: int, max_num_reqs: int, max_model_len: int, max_num_tokens: int) -> Any:

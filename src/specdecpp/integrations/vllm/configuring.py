@@ -114,9 +114,6 @@ def check(vllm_config: Any, asked: PolicySpec) -> None:
         )
     ranks, has_rule = vllm_config.parallel_config, stop_rule(asked, spec.num_speculative_tokens) is not None
     refusals: Mapping[str, bool] = {
-        "adaptive verification trims what the plugin has chosen; remove enable_adaptive_verification": (
-            spec.enable_adaptive_verification
-        ),
         "parallel drafting has no steps to stop between": spec.parallel_drafting,
         "two vocabularies (use_heterogeneous_vocab) are not supported": spec.use_heterogeneous_vocab,
         "use_local_argmax_reduction hides the probabilities that a threshold reads": (

@@ -6,11 +6,14 @@ With scheduling ahead of the device they hold the drafting of a step, the pass t
 follow from how often draft token j was accepted where j - 1 were. The best length is taken, 0 included. At a new load a few
 steps without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few steps with draft
 tokens are made as often as their loss stays below a hundredth of the time.
+
+Where vLLM's adaptive verification leaves out draft tokens, more of them under load, those count as not accepted, by load.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import nan
 from statistics import median
 
 from specdecpp.policies.cost_aware import TRIAL, CostAware
@@ -33,6 +36,9 @@ MARGIN = 1.01
 class Load:
     """Seconds of the last steps at one number of requests together, by length."""
 
+    acceptance: "Acceptance"
+    chosen: Counter[int] = field(default_factory=Counter)
+    """Steps by their length, since `Lengths.report`."""
     times: dict[int, deque[float]] = field(default_factory=dict)
     medians: dict[int, float] = field(default_factory=dict)
     plan: deque[int] = field(default_factory=deque)
@@ -89,11 +95,11 @@ class Acceptance:
 
 
 class Lengths:
-    """Lengths by the number of requests, as vLLM's scheduler looks them up. `choices` are those with graphs of the target."""
+    """Lengths by the number of requests, as vLLM's scheduler looks them up: of `choices`, which have graphs of the target."""
 
-    def __init__(self, choices: Sequence[int], *, regret: float = CostAware.regret):
-        self._choices, self._regret = sorted(choices), regret
-        self.acceptance = Acceptance(self._choices[-1])
+    def __init__(self, choices: Sequence[int], *, trims: bool = False, regret: float = CostAware.regret):
+        self._choices, self._trims, self._regret = sorted(choices), trims, regret
+        self._acceptance = Acceptance(self._choices[-1])
         self._loads: dict[int, Load] = {}
         self._last: tuple[float, int, int, int] | None = None
 
@@ -107,15 +113,15 @@ class Lengths:
             return load.plan.popleft()
         if not load.drafts:  # the steps of the plan are on their way
             return self._choices[len(self._choices) // 2]
-        best = max(self._choices, key=lambda k: self.acceptance.num_tokens(k) / load.seconds(k) * (1 if k else MARGIN))
+        best = max(self._choices, key=lambda k: load.acceptance.num_tokens(k) / load.seconds(k) * (1 if k else MARGIN))
         return self._tried(load) if not best else self._timed(load, best)
 
     def _tried(self, load: Load) -> int:
         """0, or a trial with draft tokens where its loss is small enough."""
         load.num_off, load.num_on = load.num_off + 1, 0
         plain = load.seconds(0)
-        k = max((k for k in self._choices if k), key=lambda k: self.acceptance.num_tokens(k) / load.seconds(k))
-        loss = load.seconds(k) / plain - self.acceptance.num_tokens(k)
+        k = max((k for k in self._choices if k), key=lambda k: load.acceptance.num_tokens(k) / load.seconds(k))
+        loss = load.seconds(k) / plain - load.acceptance.num_tokens(k)
         if (SETTLE + TRIAL) * loss > self._regret * load.num_off:
             return 0
         load.num_off = 0
@@ -133,13 +139,16 @@ class Lengths:
 
     def observe(self, now: float, num_reqs: int, length: int | None, steps: Sequence[tuple[int, int]]) -> None:
         """One step's output: the length it verified, None where requests differ or read prompts; (drafted, accepted)s."""
+        load = self._load(num_reqs)
         for num_drafted, num_accepted in steps:
-            self.acceptance.add(num_drafted, num_accepted)
+            load.acceptance.add(num_drafted, num_accepted)
+        if length is not None:
+            load.chosen[length] += 1
         last, streak = self._last, 0
         if last is not None and length is not None and last[1:3] == (num_reqs, length):
             streak = last[3] + 1
             if streak >= SETTLE:
-                self._load(num_reqs).add(length, now - last[0])
+                load.add(length, now - last[0])
         self._last = None if length is None else (now, num_reqs, length, streak)
 
     def forget(self) -> None:
@@ -147,8 +156,18 @@ class Lengths:
         self._loads.clear()
         self._last = None
 
+    def report(self) -> str:
+        """The lengths of the steps since the last report by load, with their seconds; "" if there were none."""
+        parts = []
+        for power, load in sorted(self._loads.items()):
+            chosen, load.chosen = load.chosen, Counter()
+            steps = [f"{num} of {k} ({load.medians.get(k, nan) * 1e3:.1f} ms)" for k, num in sorted(chosen.items())]
+            parts += [f"at up to {1 << power} requests {', '.join(steps)}"] if steps else []
+        return "; ".join(parts)
+
     def _load(self, num_reqs: int) -> Load:
-        return self._loads.setdefault((num_reqs - 1).bit_length(), Load())
+        power = (num_reqs - 1).bit_length()
+        return self._loads.setdefault(power, Load(Acceptance(self._choices[-1]) if self._trims else self._acceptance))
 
 
 def choices_up_to(max_tokens: int, num: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""vLLM's scheduler with our lengths: `Lengths` stands in the place of its table by batch size, and observes every output."""
+"""vLLM's scheduler with our lengths: `Lengths` stands in the place of its table by batch size, and observes every output. They
+are logged once a minute; what was accepted is in vLLM's own metrics, by request too."""
 
 from time import perf_counter
 from typing import Any
@@ -7,15 +8,21 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore
 from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
 
 from specdecpp.integrations.vllm.lengths import Lengths
+from specdecpp.integrations.vllm.settings import logger
+
+REPORT_S = 60
 
 
 class _Adaptive:
     dynamic_sd_lookup: Any
+    vllm_config: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lengths = Lengths(sorted(set(self.dynamic_sd_lookup[1:])))
+        trims = self.vllm_config.speculative_config.enable_adaptive_verification
+        self.lengths = Lengths(sorted(set(self.dynamic_sd_lookup[1:])), trims=trims)
         self.dynamic_sd_lookup = self.lengths
+        self._reported = perf_counter()
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         now = perf_counter()
@@ -30,6 +37,9 @@ class _Adaptive:
         found = super().update_from_output(scheduler_output, model_runner_output)  # pyright: ignore[reportAttributeAccessIssue]
         if num_scheduled:
             self.lengths.observe(now, len(num_scheduled), widths.pop() if len(widths) == 1 else None, steps)
+        if now > self._reported + REPORT_S and (text := self.lengths.report()):
+            self._reported = now
+            logger.info("specdecpp: steps by their draft tokens: %s", text)
         return found
 
 

@@ -17,6 +17,9 @@ The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the
 may end a step earlier (`stopping`): the further passes are then launched one by one, and left out where no request wants them.
 Draft tokens that were drawn are all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts
 and takes as the end (the next token is then the target's own), so the output keeps the target's distribution.
+
+With `enable_adaptive_verification` vLLM leaves out the draft tokens of a batch whose survival is not worth their rows, places
+without a token among them. Its estimate does not read the token that was drawn, so that is lossless too.
 """
 
 from typing import Any
@@ -162,6 +165,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
             self._launch(self._rest_graphs, self._rest, 1, num, eager=is_profile, length=1 + further)
             num_drawn += further
         tokens[:, num_drawn:] = PAD
+        self.draft_token_confidence_probs[:num, num_drawn:] = 0
         return tokens
 
     def _count_unread(self, batch: Any, *, drafts: bool) -> np.ndarray | None:
