@@ -167,7 +167,7 @@ def test_counters_add_up_to_what_was_answered(server: Served) -> None:
     assert grown["vllm:spec_decode_num_drafts_total"] == block["num_spec_steps"] - block["drafted_histogram"].get("0", 0)
     assert grown["vllm:spec_decode_num_draft_tokens_total"] == block["num_draft_tokens"]
     assert grown["vllm:spec_decode_num_accepted_tokens_total"] == block["num_accepted_draft_tokens"]
-    at = [value for name, value in grown.items() if "per_pos" in name]
+    at = [value for name, value in grown.items() if "per_pos_total" in name]
     assert sum(at) == block["num_accepted_draft_tokens"]
     assert grown["specdecpp_stage_seconds_totalverify"] == pytest.approx(block["verify_s"])
     assert grown["specdecpp_time_to_first_token_seconds_count"] == 1
