@@ -58,8 +58,8 @@ class ToolUse:
 
 
 def closed(schema: Json) -> Json:
-    """The same schema, whose objects have no properties but those that it names: small models go on with arguments that no
-    function has. Objects that say otherwise stay as they are, and schemas that join objects."""
+    """Schema whose objects have no properties but those that it names: small models go on with arguments that no function has.
+    Objects that say otherwise stay as they are, and schemas that join objects."""
     is_joined = False
 
     def close(found: Json) -> Json:

@@ -6,14 +6,12 @@ With scheduling ahead of the device they hold the drafting of a step, the pass t
 follow from how often draft token j was accepted where j - 1 were. The best length is taken, 0 included. At a new load a few
 steps without draft tokens, of a middle length and of the greatest are made to be timed. Where 0 is best, a few steps with draft
 tokens are made as often as their loss stays below a hundredth of the time.
-
 Where vLLM's adaptive verification leaves out draft tokens, more of them under load, those count as not accepted, by load.
 """
 
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import nan
 from statistics import median
 
 from specdecpp.policies.cost_aware import TRIAL, CostAware
@@ -152,7 +150,7 @@ class Lengths:
         self._last = None if length is None else (now, num_reqs, length, streak)
 
     def forget(self) -> None:
-        """Drop the seconds, as of another machine; acceptance stays."""
+        """Drop the seconds, as of another machine; acceptance stays, but where it is kept by load."""
         self._loads.clear()
         self._last = None
 
@@ -161,7 +159,8 @@ class Lengths:
         parts = []
         for power, load in sorted(self._loads.items()):
             chosen, load.chosen = load.chosen, Counter()
-            steps = [f"{num} of {k} ({load.medians.get(k, nan) * 1e3:.1f} ms)" for k, num in sorted(chosen.items())]
+            times = {k: f" of {1e3 * seconds:.1f} ms" for k, seconds in load.medians.items()}
+            steps = [f"{k} in {num} steps{times.get(k, '')}" for k, num in sorted(chosen.items())]
             parts += [f"at up to {1 << power} requests {', '.join(steps)}"] if steps else []
         return "; ".join(parts)
 

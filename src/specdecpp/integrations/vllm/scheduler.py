@@ -39,7 +39,7 @@ class _Adaptive:
             self.lengths.observe(now, len(num_scheduled), widths.pop() if len(widths) == 1 else None, steps)
         if now > self._reported + REPORT_S and (text := self.lengths.report()):
             self._reported = now
-            logger.info("specdecpp: steps by their draft tokens: %s", text)
+            logger.info("specdecpp: draft tokens a step, %s", text)
         return found
 
 

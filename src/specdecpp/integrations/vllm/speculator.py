@@ -165,7 +165,8 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
             self._launch(self._rest_graphs, self._rest, 1, num, eager=is_profile, length=1 + further)
             num_drawn += further
         tokens[:, num_drawn:] = PAD
-        self.draft_token_confidence_probs[:num, num_drawn:] = 0
+        if self.acceptance_estimator is not None:
+            self.draft_token_confidence_probs[:num, num_drawn:] = 0
         return tokens
 
     def _count_unread(self, batch: Any, *, drafts: bool) -> np.ndarray | None:
