@@ -187,7 +187,7 @@ def serve(place: Place) -> str:
 
 def distil(*more: str) -> Line:
     def line(place: Place) -> str:
-        target = place.target if "--no-head" in more else str(REFERENCE / "target")
+        target = place.target if "--no-check" in more else str(REFERENCE / "target")
         out = str(place.folder / f"draft{len(more)}")
         given = ("--prompts", place.prompts, "--out", out, "--tokens", "1500", "--max-tokens", "16", "--epochs", "1", "--quiet")
         return place.verb("distil", target, *given, *more)
@@ -209,7 +209,7 @@ LINES: dict[str, Line] = {
     "serve --device": serve,
     "train, pair.device in a recipe": lambda at: at.verb("train", recipe(at, "recipe"), device=False),
     "distil --device": distil("--layers", "1+1"),
-    "distil --device, a file": distil("--layers", "1+1", "--no-head"),
+    "distil --device, a file": distil("--layers", "1+1", "--no-check"),
     "check --device": lambda at: at.verb("check", "--target", "reference", "--num", "2", "--quick"),
     "demo --device": lambda at: at.verb("demo", "--target", "reference", "--num", "1", "--cycles", "1"),
     "bench --device": lambda at: at.verb(

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import specdecpp
-from specdecpp import cache_dir, cli, policy_spec
+from specdecpp import cache_dir, cli
 from specdecpp.cli import generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.testing import save_tiny_pair
@@ -234,7 +234,7 @@ def test_an_error_of_a_run_is_one_line(pair: list[str], folder: Path, monkeypatc
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(policy_spec, "watched", interrupted)
+    monkeypatch.setattr(generate, "watched", interrupted)
     assert refused("generate", "hello", *pair, code=130) == ""
 
 

@@ -148,6 +148,16 @@ def test_the_seconds_of_each_length_are_found_out(passes: tuple[float, ...], bum
     assert now.pass_s(9) - now.pass_s(2) >= 3.4, "rows that nobody has tried are not free"
 
 
+def test_a_wrong_shape_is_corrected_by_the_lengths_that_are_tried():
+    """Catches a length that is never tried because costs from a busy minute say that a longer one takes no more."""
+    flat = Costs(draft_s=0.1, passes={2: 6.0, 3: 6.1, 4: 6.2, 6: 6.3, 9: 6.4})
+    clock, dice = CostClock(now=flat), random.Random(3)
+    for _ in range(40):
+        num = dice.choice((3, 4, 5, 6, 8))
+        clock.update(outcome(num, 1, draft_s=0.1 * num, verify_s=dice.gauss(1, 0.05) * (3 + 0.5 * num)))
+    assert clock.now.pass_s(4) - clock.now.pass_s(2) == pytest.approx(1.0, abs=0.5)
+
+
 def test_steps_that_no_curve_fits_do_not_move_the_target_alone_for_ever():
     """Catches a level that a lasting difference between curve and steps moves at every look. The first plain steps then threw
     all passes off."""

@@ -145,7 +145,6 @@ def test_what_is_trained_is_the_end_of_the_draft(kind):
 
 def test_a_qwen3_comes_to_its_verdict(tmp_path, monkeypatch):
     """Catches a step, from choosing a shape to the check, that only works for a Llama; a random target has nothing to learn."""
-    monkeypatch.setattr(finishing, "ROWS", 48)
     monkeypatch.setattr(finishing, "CHECKED", 2)
     course = Course(epochs=1, rows=128)
     plan = plan_of(filled(tmp_path, "qwen3", layers=6), tmp_path / "out", shape=None, tokens=1500, course=course)
@@ -156,7 +155,7 @@ def test_a_qwen3_comes_to_its_verdict(tmp_path, monkeypatch):
     assert distil(replace(plan))["draft"]["shape"] == card["draft"]["shape"] == settled["shape"]
     assert 0 < card["acceptance"]["prompts"]["1"] <= 1
     assert card["check"]["sentences"][0].lower().startswith(("worth it", "not worth it", "too close to call"))
-    assert sd.load_pair(tmp_path / "target", draft=tmp_path / "out" / "draft", head=tmp_path / "out" / "head").head is not None
+    assert sd.load_pair(tmp_path / "target", draft=tmp_path / "out" / "draft").head is None
 
 
 def test_the_start_in_closed_form_is_nearer_to_the_target():
@@ -285,22 +284,6 @@ def test_a_file_gets_a_file(folder, tmp_path):
     assert torch.equal(scored, rows[1].isfinite())
     gap = (rows[0][scored].float() - rows[1][scored].float()).abs().mean() / rows[1][scored].float().std()
     assert gap < 0.05  # eight bits beside bfloat16
-
-
-def test_a_finished_head_stays(folder, whole, tmp_path, monkeypatch):
-    """Catches labels that are collected at every run."""
-    monkeypatch.setattr(finishing, "ROWS", 48)
-    monkeypatch.setattr(finishing, "CHECKED", 2)
-    out = shutil.copytree(whole, tmp_path / "out")
-    plan = plan_of(folder, out)
-    assert finishing.finish(plan, distil(plan))["check"]["sentences"]
-    head = (out / "head" / "head.safetensors").read_bytes()
-    monkeypatch.setattr(finishing.collect, "collect", lambda *_, **__: pytest.fail("collected again"))
-    finishing.finish(plan, distil(plan))
-    assert (out / "head" / "head.safetensors").read_bytes() == head
-    pair = sd.load_pair(folder / "target", draft=out / "draft", head=out / "head", backend="eager")
-    assert pair.head is not None
-    assert pair.head.card.is_calibrated
 
 
 def test_transformers_writes_as_the_compiled_code_does(folder, monkeypatch):

@@ -30,9 +30,8 @@ from specdecpp.bench.turns import Turns
 from specdecpp.distillation import finishing, measuring, pruning, saving, start
 from specdecpp.distillation import training as course
 from specdecpp.distillation.run import CARD, DistilPlan, distil
-from specdecpp.training import pipeline, train
 
-SAME = ("text/*", "draft/*", "labels/shard-*", "heads/head/head.safetensors", "head/head.safetensors")
+SAME = "text/*", "draft/*"
 """What must be the same to the byte; other files say when or where they were made."""
 Moment = Callable[[], None]
 """Arms a kill."""
@@ -98,11 +97,6 @@ PHASES: dict[str, Moment] = {
     "half a state": half_of("training.pt", 3),
     "measuring": before(measuring, "probabilities", 30),
     "saving": after(saving.shutil, "rmtree", 2),
-    "labels of the head": half_of("collection.json"),
-    "half of the labels": half_of(".parquet"),
-    "training the head": after(train._Training, "step", 9),
-    "calibrating": before(pipeline, "calibrate_head"),
-    "keeping the head": half_of("evaluation.json"),
     "checking": before(Turns, "_visit", 2),
     "half a card": half_of("card.json", 2),
 }
@@ -137,11 +131,11 @@ def killed(folder: Path, phases: dict[str, Moment], *arguments: str) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_in_every_phase_it_ends_with_the_same_draft_and_head(tmp_path: Path) -> None:
-    """Catches half a file that is taken for a whole one, work that is lost or done twice, a training that goes on with less
-    than its state, and a head of another draft."""
+def test_killed_in_every_phase_it_ends_with_the_same_draft(tmp_path: Path) -> None:
+    """Catches half a file that is taken for a whole one, work that is lost or done twice, and a training that goes on with
+    less than its state."""
     folder = killed(filled(tmp_path), PHASES)
-    assert len(made(folder / "whole")) > 15
+    assert len(made(folder / "whole")) > 10
     cards = [json.loads((folder / name / CARD).read_text()) for name in ("whole", "killed")]
     assert cards[0]["acceptance"] == cards[1]["acceptance"]
     assert all("check" in card for card in cards)
@@ -174,7 +168,7 @@ def main() -> None:
 
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    finishing.ROWS, finishing.CHECKED, check.REQUESTS = 48, 2, 16
+    finishing.CHECKED, check.REQUESTS = 2, 16
     course.SAVED_S = -1.0  # after every step
     is_small = sys.argv[2:] == ["small"]
     more = {"start": str(folder / "small"), "shape": None, "layers": 2} if is_small else {}

@@ -357,6 +357,13 @@ def test_the_head_is_as_wide_as_the_draft_and_not_the_target(folders: Folders, t
     assert any(r.judged for r in out.steps)
 
 
+def test_what_ships_decodes_by_q_and_keeps_its_head_for_rules_that_name_one() -> None:
+    """Catches a default that pays for a head which is worth nothing by the clock."""
+    pair = sd.load_pair("reference")
+    assert default_policy(pair) == sd.CostAware()
+    assert sd.Decoder(pair, policy="cost-aware").policy == sd.CostAware(head=pair.head)
+
+
 @pytest.mark.parametrize("stopping", [{}, {"threshold": 0.35, "min_tokens": 1}])
 def test_a_pair_with_a_head_decodes_with_it(folders: Folders, pair: sd.Pair, tmp_path: Path, stopping: dict[str, Any]) -> None:
     """Catches a default that ignores the head, or how its card says to stop."""

@@ -14,7 +14,6 @@ from specdecpp.detokenize import Detokenizer
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import PromptError, UnsoundError
 from specdecpp.grammar import Grammar, grammar_of
-from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import Pair
 from specdecpp.memory import Memory
 from specdecpp.metrics import Metrics
@@ -290,13 +289,9 @@ def policy_for(pair: Pair, policy: Policy | str | None) -> Policy:
 
 
 def default_policy(pair: Pair) -> Policy:
-    """Policy of a decoder for which none is named: `best_policy` of the pair's head; for a
-    `SuffixDrafter`, `CostAware` with up to 64 draft tokens."""
+    """Policy of a decoder for which none is named: `CostAware`, without a threshold, for a `SuffixDrafter` with up to 64 draft
+    tokens; SpecDec++ as the card recommends for a head that nobody has calibrated."""
     if isinstance(pair.draft, SuffixDrafter):
         return CostAware(max_tokens=64, prior=0.2)  # a copy may go on for long; there is none in most steps
-    return best_policy(pair.head)
-
-
-def best_policy(head: AcceptanceHead | None) -> Policy:
-    """The rule without a threshold, SpecDec++ as the card recommends where there is a head that nobody has calibrated."""
+    head = pair.default_head
     return CostAware(head=head) if head is None or head.card.is_calibrated else SpecDecPP.tuned(head)

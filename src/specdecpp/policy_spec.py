@@ -1,5 +1,4 @@
-"""Requests as people type them: a policy as a short spec, a text as a chat message, steps that are shown as they come. Shared
-by the verbs of the command line; imports no torch by itself.
+"""Requests as people type them: a policy as a short spec, a text as a chat message. Imports no torch by itself.
 
     cumulative:0.2     specdecpp:threshold=0.5,min_tokens=1     ->     a frozen policy dataclass
 
@@ -10,19 +9,18 @@ Rules made of rules name them after their own parameters, if any:
 A rule may read what follows its name itself (`Policy.read`), as the lab's trees: tree:costs, tree:4x2x1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Unpack, get_origin
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, get_origin
 
 from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
 from specdecpp.policies.head import takes_head
 from specdecpp.verify import check_parts, verifications
 
 if TYPE_CHECKING:
-    from specdecpp.decoder import Decoder, Options, Output, Prompt
+    from specdecpp.decoder import Prompt
     from specdecpp.head import AcceptanceHead
     from specdecpp.loading.pair import Pair
-    from specdecpp.session import Step
 
 NO_DRAFT = "none"
 VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
@@ -166,34 +164,6 @@ def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
     if chat is None:
         chat = bool(getattr(pair.tokenizer, "chat_template", None))
     return [{"role": "user", "content": text}] if chat else text
-
-
-def watched(decoder: "Decoder", prompt: "Prompt", on_step: "Callable[[Step], None]", **options: "Unpack[Options]") -> "Output":
-    """`Decoder.generate`, showing every step as soon as it is decided."""
-    from specdecpp.decoder import finished, run
-
-    session = decoder.start(prompt, **options)
-    steps = []
-    for outcome in run(session):
-        steps.append(outcome)
-        on_step(outcome)
-    return finished(session, steps)
-
-
-def to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any]:
-    """An answer as JSON; with a seed, it holds what is needed to get it again."""
-    keys = ("num_drafted", "num_accepted", "stop_reason")
-    return {
-        "text": output.text,
-        "tokens": list(output.tokens),
-        "finish_reason": output.finish_reason,
-        "metrics": output.metrics.to_dict(),
-        "steps": [{key: getattr(r, key) for key in keys} for r in output.steps],
-        "policy": policy,
-        "sampling": asdict(output.sampling),
-        "lossless": output.lossless,
-        "seed": seed,
-    }
 
 
 def _takes_many(kind: type[Policy]) -> bool:

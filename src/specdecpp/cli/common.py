@@ -13,7 +13,7 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 
 import typer
 
@@ -22,8 +22,10 @@ from specdecpp.errors import SpecdecError, UnsoundError, first_line
 from specdecpp.loading import PAIRS
 
 if TYPE_CHECKING:
+    from specdecpp.decoder import Decoder, Options, Output, Prompt
     from specdecpp.loading.pair import Pair
     from specdecpp.policy_spec import PolicySpec
+    from specdecpp.session import Step
 
 Examples = tuple[str, str]
 BATCHED = ("lean", "eager")
@@ -280,3 +282,15 @@ def told() -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         print(f"error: {error.strerror or error}{where}. Nothing that was finished is lost.", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def watched(decoder: "Decoder", prompt: "Prompt", on_step: "Callable[[Step], None]", **options: "Unpack[Options]") -> "Output":
+    """`Decoder.generate`, showing every step as soon as it is decided."""
+    from specdecpp.decoder import finished, run
+
+    session = decoder.start(prompt, **options)
+    steps = []
+    for outcome in run(session):
+        steps.append(outcome)
+        on_step(outcome)
+    return finished(session, steps)

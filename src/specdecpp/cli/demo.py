@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdecpp.cli.bench import race
-from specdecpp.cli.common import Json, PairNames, with_pair
+from specdecpp.cli.common import Json, PairNames, watched, with_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,7 @@ def _live(pair: "Pair", num: int, options: dict[str, Any], *, stderr: bool) -> N
     """The default rule answering the first prompts, every token in the style of its origin."""
     from specdecpp.bench.questions import PROMPTS
     from specdecpp.decoder import Decoder
-    from specdecpp.policy_spec import as_prompt, watched
+    from specdecpp.policy_spec import as_prompt
     from specdecpp.report import render
 
     out = render.console(stderr=stderr)

@@ -1,4 +1,4 @@
-"""`specdecpp distil`: a draft for a target that has none, with its head and a verdict."""
+"""`specdecpp distil`: a draft for a target that has none, with a verdict."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ def distil(
         list[str] | None,
         typer.Option("--prompt", metavar="NAME", help="How a row becomes a prompt: alpaca, gsm8k, humaneval, text, field:X."),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(metavar="N", help="How long, but for trials, head and check.")] = None,
+    minutes: Annotated[float | None, typer.Option(metavar="N", help="How long, but for trials and the check.")] = None,
     tokens: Annotated[int | None, typer.Option(metavar="N", help="Or: how much the target writes.")] = None,
     layers: Annotated[
         str | None,
@@ -47,7 +47,7 @@ def distil(
         float | None, typer.Option(metavar="X", help="The highest learning rate.  [default: 0.001; 0.00002 with a small model]")
     ] = None,
     end: Annotated[bool, typer.Option("--end", help="Train no further: make the draft of what there is.")] = False,
-    head: Annotated[bool, typer.Option(help="A head for it too, and a check of the pair.")] = True,
+    check: Annotated[bool, typer.Option(help="A check of the pair at the end.")] = True,
     licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,
     seed: Seed = 0,
     device: Device = None,
@@ -92,7 +92,7 @@ def distil(
         with interruptible(), render.live("distilling", every_s=LOG_S, quiet=quiet) as tell:
             try:
                 card = run(plan, tell=tell, say=say)
-                if head and not end:
+                if check and not end:
                     card = finishing.finish(plan, card, tell=tell)
             except KeyboardInterrupt:
                 print(f"interrupted. Finished work stays in {out}; run the same command again to go on.", file=sys.stderr)

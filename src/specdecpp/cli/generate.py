@@ -1,8 +1,9 @@
 """`specdecpp generate`: one answer from any pair, printed as it is decided."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,12 +16,13 @@ from specdecpp.cli.common import (
     TopPOfModel,
     Verification,
     print_json,
+    watched,
     with_pair,
     write,
 )
 
 if TYPE_CHECKING:
-    from specdecpp.decoder import Decoder, Options
+    from specdecpp.decoder import Decoder, Options, Output
     from specdecpp.loading.pair import Pair
     from specdecpp.policies import Policy
 
@@ -32,7 +34,7 @@ POLICY_HELP = (
     "When to stop drafting: fixed:K, none, heuristic, ema, argmax, max-confidence:T, cumulative:T, entropy:T, "
     "draft-verify:T, adaptive-entropy:T, disco:T, ucb-specstop, cascade, frontier, ema-skip, online-logistic, specdecpp:T, "
     "cost-aware, auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the "
-    "colon. Without it: cost-aware, or specdecpp with a head that nobody has calibrated."
+    "colon. Without it: cost-aware, by q unless a head is named with --head."
 )
 
 
@@ -55,7 +57,7 @@ def generate(
     stats: Annotated[bool, typer.Option("--stats", help="Figures on stderr, where a terminal has them anyway.")] = False,
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
-    from specdecpp.policy_spec import as_prompt, parse_policy, spec_of, to_dict, watched
+    from specdecpp.policy_spec import as_prompt, parse_policy, spec_of
     from specdecpp.report import render
     from specdecpp.sampling import asked
 
@@ -80,7 +82,7 @@ def generate(
         write("\n")
     name = spec_of(decoder.policy)
     if as_json:
-        print_json(to_dict(output, policy=name, seed=seed))
+        print_json(_to_dict(output, policy=name, seed=seed))
     err = render.console(stderr=True)
     if stats or (err.is_terminal and not as_json):
         err.print(render.stats(output.metrics, policy=name, seed=seed, finish_reason=output.finish_reason))
@@ -108,3 +110,19 @@ def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: boo
     if is_greedy and is_lossless(verifications()[kind]):
         kind = "greedy"
     return Decoder(pair, policy=policy, verification=verifications()[kind], lossless=lossless)
+
+
+def _to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any]:
+    """An answer as JSON; with a seed, it holds what is needed to get it again."""
+    keys = ("num_drafted", "num_accepted", "stop_reason")
+    return {
+        "text": output.text,
+        "tokens": list(output.tokens),
+        "finish_reason": output.finish_reason,
+        "metrics": output.metrics.to_dict(),
+        "steps": [{key: getattr(r, key) for key in keys} for r in output.steps],
+        "policy": policy,
+        "sampling": asdict(output.sampling),
+        "lossless": output.lossless,
+        "seed": seed,
+    }

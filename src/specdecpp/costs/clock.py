@@ -24,7 +24,9 @@ plans anew for each `now`, and a busy machine moves the means all the time."""
 WRONG = 1.25
 """Kept steps that differ by this factor from those of the clock, in passes of the target alone, are wrong."""
 KNOWN = 3
-"""Steps of a length after which half is believed of the difference between their passes and those of all lengths."""
+"""Steps of a length after which half is believed of the difference between their passes and the line through all lengths."""
+SPREAD = 20.0
+"""Steps next to the mean length after which half is believed of a slope of levels over lengths."""
 Sums = list[float]
 """Of steps of a length: their number, seconds of their passes or sum of the levels of these, seconds of drafting."""
 
@@ -156,11 +158,12 @@ class CostClock:
 
     def _costs(self, base: Costs) -> Costs:
         """Costs as they are known by now where these were measured, of as many requests or others of the load."""
-        level, own, passes, drafted = _level(self._drafted.values()), None, {}, self._drafted
+        passes, drafted = {}, self._drafted
+        longest, (middle, level, slope) = max(drafted, default=0), _levels(drafted)
         for n in sorted({2, 3, *base.passes, *(num + 1 for num in drafted)} - {1}):
-            own = drafted.get(n - 1, own)  # passes that were not seen are as those of fewer rows
-            count, levels, _ = own or (0.0, 0.0, 0.0)
-            passes[n] = self._others * (KNOWN * level + levels) / (KNOWN + count) * base.pass_s(n)
+            count, levels, _ = drafted.get(n - 1, (0.0, 0.0, 0.0))
+            line = max(level / 4, level + slope * (min(n - 1, longest) - middle))  # further on they rise as was measured
+            passes[n] = self._others * (KNOWN * line + levels) / (KNOWN + count) * base.pass_s(n)
         passes[1] = self._alone * _level(self._plain.values()) * base.pass_s(1)
         if drafted and not self._plain:
             passes[1] = min(passes[1], passes[2])  # none takes longer
@@ -185,6 +188,15 @@ def _level(steps: Iterable[Sums]) -> float:
     """Mean level of passes; that of the measurement, 1, counts for `TRUST` steps."""
     num, levels = (sum(column) for column in zip((TRUST, TRUST), *((n, level) for n, level, _ in steps), strict=True))
     return levels / num
+
+
+def _levels(drafted: dict[int, Sums]) -> tuple[float, float, float]:
+    """(mean length, level there, slope) of levels over lengths, for lengths that were not seen: measured on a busy machine the
+    shape may be wrong, and a rule that believes it never tries what would show that."""
+    num, level = sum(count for count, *_ in drafted.values()), _level(drafted.values())
+    middle = sum(count * k for k, (count, *_) in drafted.items()) / num if num else 0.0
+    rise = sum((k - middle) * (levels - count * level) for k, (count, levels, _) in drafted.items())
+    return middle, level, rise / (SPREAD + sum(count * (k - middle) ** 2 for k, (count, *_) in drafted.items()))
 
 
 def _line(steps: Iterable[tuple[float, int, float]], start_s: float, draft_s: float) -> tuple[float, float]:

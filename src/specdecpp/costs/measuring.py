@@ -35,7 +35,7 @@ from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, at
 
-METHOD = 19
+METHOD = 20
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 LENGTHS, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
 ALONE = 4
@@ -212,7 +212,7 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
     seen: tuple[list[Practised], list[Practised]] = [], []
     for i in _while_time(len(behind), 2, budget_s):
         warm_up = () if i else (0, 4)
-        session = _session(pair, caches, warm_up + lengths, head=pair.head, prompt=behind[i], sampling=ways[i % 2])
+        session = _session(pair, caches, warm_up + lengths, head=pair.default_head, prompt=behind[i], sampling=ways[i % 2])
         if session is None:
             break
         steps = _turn(session, len(warm_up + lengths))
@@ -222,7 +222,8 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
                 break  # what follows the end of a text is none
             if 0 < r.num_drafted == len(r.judged):  # a lagged head has not judged the last
                 seen[i % 2].append(Practised(r.num_accepted, tuple(r.judged), tuple(r.overlaps)))
-    judge = judge_name(CostAware(head=pair.head)) if pair.head is None or pair.head.card.is_calibrated else ""
+    head = pair.default_head
+    judge = judge_name(CostAware(head=head)) if head is None or head.card.is_calibrated else ""
     return exercises, Practice(greedy=tuple(seen[0]), sampled=tuple(seen[1]), judge=judge)
 
 

@@ -5,7 +5,6 @@ with the same draft when the same command is given again.
     out/text/                     the target's own text, with what the draft learns of it (`writing`, `text`)
     out/training.pt               the own layers in training (`start`, `training`)
     out/draft/, draft.gguf        the draft: a checkpoint, and beside a GGUF file one like it (`saving`)
-    out/labels/, heads/           the recipe of its head (`finishing`)
     out/card.json                 data, steps, acceptance, verdict
 """
 
@@ -58,7 +57,7 @@ class DistilPlan:
     sources: tuple[Source, ...]
     out: Path
     minutes: float | None = None
-    """The budget but for trials of layers, the head and the check; either this or `tokens`."""
+    """The budget but for trials of layers and the check; either this or `tokens`."""
     tokens: int | None = None
     """The budget in tokens that the target writes."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -94,7 +93,7 @@ class DistilPlan:
 
 
 def distil(plan: DistilPlan, *, tell: Tell = lambda line: None, say: Tell = lambda line: None) -> dict[str, Any]:
-    """Make what is missing of a draft in `plan.out`; its card. The head and the verdict are `finish`'s. `tell` gets the
+    """Make what is missing of a draft in `plan.out`; its card. The verdict is `finish`'s. `tell` gets the
     progress, `say` the lines of a table of what was predicted.
 
     Raises `DataError` for prompts that cannot be read or are too few, for a folder that holds another distillation or that

@@ -73,6 +73,8 @@ class HeadCard:
     """Calibration at temperature 0, where a draft token is accepted for sure or not at all; None: as when sampling."""
     stopping: dict[str, Any] = field(default_factory=dict)
     """How `SpecDecPP` stops best with this head, tuned on a development split; empty when nobody tuned it."""
+    by_default: bool = True
+    """False where the default rule is as quick by q alone: the head is asked by rules that are named."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Provenance and figures: command, versions, seeds, data, losses."""
 

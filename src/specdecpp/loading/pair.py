@@ -78,6 +78,11 @@ class Pair:
         """The names of the models for a file that travels: no folders of this machine."""
         return {"target": short_name(self.target_name), "draft": short_name(self.draft_name)}
 
+    @property
+    def default_head(self) -> AcceptanceHead | None:
+        """The head that the default rule asks, if it is worth its time by its card; else the rule goes by q."""
+        return self.head if self.head is not None and self.head.card.by_default else None
+
     def check_head(self, head: AcceptanceHead) -> None:
         """Raise `HeadError` unless the head fits this pair."""
         head.check(

@@ -93,14 +93,14 @@ class Account:
     is_off: bool = False
     """True where the last step had none."""
     pending: "tuple[Outcome, ...]" = ()
-    """Steps that the sums do not hold yet."""
+    every: int = 1
+    """Steps that the sums do not hold yet, and how many are taken in together."""
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     """Cached rule of the coming step, [policy, costs, rule]: valid until the sums change."""
 
     def with_step(self, outcome: "Outcome") -> "Account":
         """After a step. What it teaches is put off where many like it have gone before (`STEADY`, `SELDOM`)."""
-        at_once, every = (1, SELDOM) if self._learns_seldom(outcome.costs) else (STEADY, EVERY)
-        if outcome.num_drafted and self.num_running >= at_once and len(self.pending) < every - 1:
+        if outcome.num_drafted and len(self.pending) < self.every - 1:
             return self.like(pending=(*self.pending, outcome))
         return self.settled().after(outcome)
 
@@ -111,11 +111,12 @@ class Account:
             account = account.after(outcome)
         return account
 
-    def _learns_seldom(self, costs: Costs | None) -> bool:
-        """True where steps are short and earlier requests, or practice, gained by drafting."""
-        if costs is None or costs.verify_s(1) >= SHORT_S:
-            return False
-        return self.gains_before.get(costs.load, Gains()).mean > 0
+    def _every(self, costs: Costs | None) -> int:
+        """Steps like the last that may wait for each other: `SELDOM` where steps are short and earlier requests, or practice,
+        gained by drafting."""
+        if costs is not None and costs.verify_s(1) < SHORT_S and self.gains_before.get(costs.load, Gains()).mean > 0:
+            return SELDOM
+        return EVERY if self.num_running + 1 >= STEADY else 1
 
     def acceptance(self, prior: float, weight: int) -> float:
         """Acceptance of the draft tokens tested so far; the prior counts for `weight` of them."""
@@ -137,7 +138,7 @@ class Account:
             "planned": [],
         }
         if not outcome.num_drafted:
-            return self.like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True)
+            return self.like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True, every=1)
         num_tested = min(outcome.num_accepted + 1, outcome.num_drafted)
         belief = self.belief.after(outcome.judged[:num_tested], outcome.num_accepted)
         return self.like(
@@ -149,6 +150,7 @@ class Account:
             num_unread=0,
             num_running=self.num_running + 1,
             is_off=False,
+            every=self._every(outcome.costs),
         )
 
     def _lost(self, outcome: "Outcome") -> float:

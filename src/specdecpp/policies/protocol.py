@@ -154,7 +154,8 @@ class Rule:
 
     def thresholds(self, num: int) -> list[float]:
         """The thresholds after 0, 1, ..., num - 1 draft tokens."""
-        return [self.threshold(k) for k in range(num)]
+        least = self.least or (-math.inf,)
+        return [*least[:num], *least[-1:] * (num - len(least))]
 
     def value(self, draft: DraftSoFar) -> float:
         """The evidence now."""
