@@ -14,7 +14,7 @@ from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import ArgmaxLength, AutoOff
 from specdecpp.policies import CostAware, Costs, Fixed, Policy
 from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
-from specdecpp.policies.learning import EVERY, SELDOM, SHORT_S, STEADY, Account, Gains
+from specdecpp.policies.learning import EVERY, LOOK, SELDOM, SHORT_S, STEADY, Account, Gains
 from specdecpp.policies.protocol import Given
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Step
@@ -307,6 +307,10 @@ def test_what_is_put_off_is_learned_all_the_same(before: dict[int, Gains], costs
     assert policy.carry(None, late) == policy.carry(None, at_once)
     quiet = outcome(0, 0, costs)
     assert policy.learn(late, quiet) == at_once.after(quiet), "a step without draft tokens may change everything"
+    for i in range(2 * LOOK):
+        late, at_once = policy.learn(late, quiet), at_once.after(quiet)
+        assert (len(late.pending), late.settled()) == (i % LOOK, at_once)
+        assert late.pending == () or policy.rule(late, costs).threshold(0) > 1
 
 
 def test_a_rule_is_kept_until_something_is_learned():

@@ -51,8 +51,6 @@ TRIAL = 4
 """Steps of a trial of drafting, where it is not expected to pay."""
 NEW = 500
 """Tokens that a pair is taken to have made before its first request: what may be lost over them may be lost at once."""
-LOOK = 8
-"""Without drafting the rule reconsiders after every so many tokens: a step of the target alone may take less than that."""
 STAY = 64
 """Drafting begins only if its expected gain over this many steps covers the reading and the switch."""
 UP = 1 + 2**-50
@@ -144,7 +142,7 @@ class CostAware(HeadPolicy):
     def rule(self, memory: Account, costs: Costs | None) -> Rule:
         """All terms but S are known when a step begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"
-        if memory.is_off and memory.num_tokens % LOOK:
+        if memory.is_off and memory.pending:
             return NONE
         planned = memory.planned
         if not (planned and planned[0] is self and planned[1] is costs):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 STEADY, EVERY = 8, 4
 """After `STEADY` steps with draft tokens in a row the account is updated every `EVERY` steps only: between the passes of a
 small pair Python finds the processor's caches empty, and takes three times as long as by itself."""
+LOOK = 8
+"""Steps in a row without draft tokens that are taken in together, and after which the rule reconsiders: a step of the target
+alone may take less than that."""
 SHORT_S, SELDOM = 2e-3, 16
 """Where the target's pass takes less than `SHORT_S` and earlier requests gained by drafting, the account is updated every
 `SELDOM` steps: an update takes .05 ms, a seventh of the reference pair's pass."""
@@ -100,7 +103,7 @@ class Account:
 
     def with_step(self, outcome: "Outcome") -> "Account":
         """After a step. What it teaches is put off where many like it have gone before (`STEADY`, `SELDOM`)."""
-        if outcome.num_drafted and len(self.pending) < self.every - 1:
+        if len(self.pending) < self.every - 1 and self.is_off is not bool(outcome.num_drafted):
             return self.like(pending=(*self.pending, outcome))
         return self.settled().after(outcome)
 
@@ -138,7 +141,7 @@ class Account:
             "planned": [],
         }
         if not outcome.num_drafted:
-            return self.like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True, every=1)
+            return self.like(**changes, num_unread=self.num_unread + outcome.num_tokens, num_running=0, is_off=True, every=LOOK)
         num_tested = min(outcome.num_accepted + 1, outcome.num_drafted)
         belief = self.belief.after(outcome.judged[:num_tested], outcome.num_accepted)
         return self.like(
