@@ -282,8 +282,9 @@ def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> N
     sampling, vocab_size, num = SAMPLINGS[name], 1500, 4
     if kind == "greedy":
         sampling, judge = Sampling(temperature=0.0, repetition_penalty=sampling.repetition_penalty), GreedyVerification()
-    same, counts = 0, set()
-    for seed in range(6):
+    is_slow = DEVICE == "cpu" and name in ("nucleus", "all") and kind != "greedy"
+    same, counts, num_seeds = 0, set(), 3 if is_slow else 6
+    for seed in range(num_seeds):
         p = logits_of(vocab_size, num + 1, seed, torch.bfloat16)
         q = (p.float() + logits_of(vocab_size, num + 1, seed + 99, scale=0.3)).bfloat16()
         verdicts = Judged(p, q, sampling, judge)
@@ -309,5 +310,5 @@ def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> N
             torch.testing.assert_close(
                 verdicts.record.outcome[2 : 2 + len(expected.overlaps)].tolist(), list(expected.overlaps), atol=1e-5, rtol=1e-5
             )
-    assert same >= 5  # a uniform may lie where rounding decides
+    assert same >= num_seeds - 1  # a uniform may lie where rounding decides
     assert len(counts) > 1
