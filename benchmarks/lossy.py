@@ -27,7 +27,7 @@ from specdecpp.metrics import Metrics
 from specdecpp.policy_spec import as_prompt, label_of, parse_policy
 from specdecpp.sampling import Sampling
 from specdecpp.training.prompts import gsm8k
-from specdecpp.verify import BlockVerification, TokenVerification, at, is_lossless
+from specdecpp.verify import BlockVerification, TokenVerification, is_lossless, verification_for
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -80,7 +80,7 @@ def measured(pair: sd.Pair, asked: Sequence[Question], sampling: Sampling, args:
     kinds = {name: v for name, v in SETTINGS.items() if args.only is None or any(name.startswith(o) for o in args.only)}
     kinds = {"target alone": TokenVerification()} | kinds
     if sampling.is_greedy:  # where several kinds are one
-        once = {str(at(sampling, v)): name for name, v in reversed(kinds.items()) if name != "target alone"}
+        once = {str(verification_for(sampling, v)): name for name, v in reversed(kinds.items()) if name != "target alone"}
         kinds = {name: v for name, v in kinds.items() if name == "target alone" or name in once.values()}
     decoders = {
         name: sd.Decoder(
@@ -115,7 +115,7 @@ def row(
     return {
         "temperature": sampling.temperature,
         "verification": name,
-        "lossless": is_lossless(at(sampling, kind)),
+        "lossless": is_lossless(verification_for(sampling, kind)),
         "tokens_per_second": round(metrics.tokens_per_second, 2),
         "speedup": round(metrics.tokens_per_second / target.tokens_per_second, 3),
         "draft_acceptance_rate": round(metrics.draft_acceptance_rate, 4),

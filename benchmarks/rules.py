@@ -48,7 +48,7 @@ from specdecpp.lab import (
 from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.learning import Experience
-from specdecpp.policies.protocol import UNTAUGHT, Given
+from specdecpp.policies.protocol import NO_PAST, Given
 from specdecpp.policies.score import REST
 from specdecpp.policy_spec import as_prompt
 from specdecpp.replay.intervals import ratio_of_ratios
@@ -181,7 +181,7 @@ class Lessons:
         lessons, given = self, self.experience._policy
 
         class Taught(type(given)):
-            def start(self, given: Given = UNTAUGHT) -> Any:
+            def start(self, given: Given = NO_PAST) -> Any:
                 if lessons.last is not None:
                     lessons.experience.add(lessons.last)
                 lessons.last = lessons.experience.begin(given)

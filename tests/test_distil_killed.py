@@ -132,8 +132,7 @@ def killed(folder: Path, phases: dict[str, Moment], *arguments: str) -> Path:
 
 @pytest.mark.slow
 def test_killed_in_every_phase_it_ends_with_the_same_draft(tmp_path: Path) -> None:
-    """Catches half a file that is taken for a whole one, work that is lost or done twice, and a training that goes on with
-    less than its state."""
+    """Catches half a file taken for a whole one, work lost or done twice, and a training that goes on with less than it had."""
     folder = killed(filled(tmp_path), PHASES)
     assert len(made(folder / "whole")) > 10
     cards = [json.loads((folder / name / CARD).read_text()) for name in ("whole", "killed")]

@@ -24,7 +24,7 @@ from specdecpp.policies import Fixed, Policy
 from specdecpp.sampling import Sampling, streams
 from specdecpp.step import Host
 from specdecpp.testing import TableModel
-from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, at
+from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, verification_for
 
 END = 3
 RULES: dict[str, dict[str, dict[int, str]]] = {
@@ -147,7 +147,7 @@ def test_the_distribution_under_the_grammar_is_another_one():
 @pytest.mark.parametrize("rules", RULES)
 def test_greedy_answers_are_those_without_a_draft(rules: str):
     case = request(rules, sampling=Sampling(temperature=0), max_tokens=8)
-    alone = at(case.sampling, TokenVerification())
+    alone = verification_for(case.sampling, TokenVerification())
     (expected,) = case.own_distribution()
     for name, policy in all_policies().items():
         (found,) = case.distribution(policy, alone)

@@ -25,7 +25,7 @@ from specdecpp.sampling import Sampling, streams
 from specdecpp.serving.app import build
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.testing import Enumerator, TableModel, enumerate_distribution, tiny_tokenizer
-from specdecpp.verify import GreedyVerification, TokenVerification, at, verifications
+from specdecpp.verify import GreedyVerification, TokenVerification, verification_for, verifications
 
 pytestmark = pytest.mark.lab
 
@@ -174,7 +174,7 @@ def test_temperature_zero_goes_by_the_distribution_at_one():
     verdict = lossy.AtZero(lossy.Fuzzy(0.001))(p.log(), q, torch.tensor([0]), Enumerator([]))
     assert (verdict.num_accepted, verdict.next_token, verdict.tv) == (0, 1, (0.0,))
     zero = Sampling(temperature=0.0)
-    assert at(zero, lossy.TVBudget()) == at(zero, TokenVerification()) == GreedyVerification()
+    assert verification_for(zero, lossy.TVBudget()) == verification_for(zero, TokenVerification()) == GreedyVerification()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -183,7 +183,7 @@ def test_a_session_tells_what_it_spent(temperature: float):
     target, draft = pair_of(1)
     exact_one = Request(target=target, draft=draft, sampling=Sampling(temperature=temperature), max_tokens=30)
     loose, exact = (
-        request.session(Fixed(k=3), at(request.sampling, rule), streams(0))
+        request.session(Fixed(k=3), verification_for(request.sampling, rule), streams(0))
         for request, rule in ((replace(exact_one, lossless=False), lossy.Fuzzy(10.0)), (exact_one, TokenVerification()))
     )
     assert sum(r.tv for r in finish(loose)) > 0

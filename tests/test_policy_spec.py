@@ -57,6 +57,12 @@ def test_specdecpp_takes_the_heads_threshold_unless_told_otherwise():
     assert policy_spec.spec_of(typed) == "specdecpp:0.5,min_tokens=1"
 
 
+def test_a_rule_may_have_a_name_alone(monkeypatch: pytest.MonkeyPatch):
+    """Catches a rule of somebody's own that has to make up a parameter."""
+    monkeypatch.setitem(policy_spec.KINDS, "fixed", (Fixed, "", ("k",)))
+    assert policy_spec.spec_of(policy_spec.parse_policy("fixed:k=3").policy) == "fixed:k=3"
+
+
 def test_every_exported_rule_and_parameter_can_be_typed():
     """Catches a new rule that the command line does not know, one it offers that is no longer there, and a parameter that is
     offered but refused by its class."""

@@ -141,7 +141,7 @@ def test_steps_without_copies_do_not_switch_copying_off():
     """Catches a rule that looks away for eight tokens because nothing was found to copy, or nothing that paid."""
     costs = Costs(draft_s=1e-6, passes={1: 1.0, 2: 1.0, 65: 1.1})
     policy = CostAware(max_tokens=64, prior=0.1)
-    memory = policy.learn(policy.start(), outcome(0, 0, costs))
+    memory = policy.learn(policy.learn(policy.start(), outcome(0, 0, costs)), outcome(0, 0, costs))
     assert not decide(policy, memory, costs, 64).may_draft
     draft, stop = proposed(policy, 20, costs=costs, memory=memory)
     assert draft.num_tokens > 4

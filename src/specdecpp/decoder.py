@@ -24,7 +24,7 @@ from specdecpp.prompt import Prompt, are_several, encode
 from specdecpp.sampling import Sampling, asked, streams, whole
 from specdecpp.scheduler import outcome_of, step
 from specdecpp.session import FinishReason, Session, Step
-from specdecpp.verify import TokenVerification, Verification, at, check_rule, is_lossless
+from specdecpp.verify import TokenVerification, Verification, check_rule, is_lossless, verification_for
 
 
 class Options(TypedDict, total=False):
@@ -152,7 +152,7 @@ class Decoder:
             target=target,
             draft=draft,
             policy=self.policy,
-            verification=at(sampling, self.verification),
+            verification=verification_for(sampling, self.verification),
             lossless=is_lossless(self.verification),
             sampling=sampling,
             prompt=ids,
@@ -235,7 +235,7 @@ def _compile_for(pair: Pair, sampling: Sampling) -> None:
         target=pair.target.new_cache(),
         draft=pair.draft.new_cache(),
         policy=Fixed(2),
-        verification=at(sampling, TokenVerification()),
+        verification=verification_for(sampling, TokenVerification()),
         sampling=sampling,
         prompt=[0],
         max_tokens=4,

@@ -19,7 +19,7 @@ from specdecpp.policies.head import costs_for, heads
 from specdecpp.policies.learning import Experience, settings, since
 from specdecpp.policy_spec import spec_of
 from specdecpp.sampling import Sampling
-from specdecpp.verify import GreedyVerification, TokenVerification, Verification, at, is_lossless
+from specdecpp.verify import GreedyVerification, TokenVerification, Verification, is_lossless, verification_for
 
 if TYPE_CHECKING:
     from specdecpp.costs.measuring import Known
@@ -99,7 +99,7 @@ class Memory:
     def tally(self, sampling: Sampling, prompt: Sequence[int]) -> RequestTally | None:
         """A tally that compares a request with the pair's check; None where there was none, and where acceptance is not the
         ratio test's."""
-        of = at(sampling, self.verification)
+        of = verification_for(sampling, self.verification)
         if not (self.remembers and self.pair.is_identified and isinstance(of, TokenVerification | GreedyVerification)):
             return None
         if "watch" not in self.pair.measured:

@@ -40,10 +40,12 @@ for _kind in named():
     if "read" in vars(_kind):
         READERS[_name] = _kind
     else:
-        if _main not in _typed:
-            raise TypeError(f"{_kind.__qualname__}.short is {_kind.short!r}, and must be NAME:FIELD with a field of the class.")
+        if _main and _main not in _typed:
+            raise TypeError(
+                f"{_kind.__qualname__}.short is {_kind.short!r}, and must be NAME, or NAME:FIELD with a field of it."
+            )
         _own = [name for name in _typed if name not in (_main, *BOUNDS)]
-        _forms = WRAPPERS if _typed[_main] is MISSING else KINDS
+        _forms = WRAPPERS if _typed.get(_main) is MISSING else KINDS
         _forms[_name] = (_kind, _main, (*_own, *(bound for bound in BOUNDS if bound in _typed)))
 
 
@@ -118,7 +120,7 @@ def parse_policy(spec: str) -> PolicySpec:
 
 def policy_names() -> list[str]:
     """Every policy with what may follow its name: none, ..., fixed:k, ..., auto-off:POLICY, tree:SHAPE."""
-    names = [f"{name}:{main}" for name, (_, main, _) in KINDS.items()]
+    names = [":".join(filter(None, (name, main))) for name, (_, main, _) in KINDS.items()]
     wrappers = [f"{name}:{'POLICY|POLICY' if _takes_many(kind) else 'POLICY'}" for name, (kind, _, _) in WRAPPERS.items()]
     return [NO_DRAFT, *names, *wrappers, *(kind.short for kind in READERS.values())]
 
@@ -140,7 +142,8 @@ def spec_of(policy: Policy) -> str:
     if name not in KINDS:
         return name
     _, main, others = KINDS[name]
-    return f"{name}:{','.join([_text(getattr(policy, main)), *_changed(policy, others)])}"
+    shown = [*([_text(getattr(policy, main))] if main else []), *_changed(policy, others)]
+    return ":".join(filter(None, [name, ",".join(shown)]))
 
 
 def label_of(policy: Policy) -> str:

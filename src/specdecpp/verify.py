@@ -199,7 +199,7 @@ def check_lossless(verification: Verification, *, lossless: bool) -> None:
         )
 
 
-def at(sampling: Sampling, verification: Verification) -> Verification:
+def verification_for(sampling: Sampling, verification: Verification) -> Verification:
     """The verification as a request under this sampling has it: temperature 0 compares the likeliest tokens."""
     if not sampling.is_greedy:
         return verification

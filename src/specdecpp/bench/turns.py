@@ -20,7 +20,7 @@ from specdecpp.bench.rows import MIN_PROMPTS
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import Fixed
-from specdecpp.policies.protocol import UNTAUGHT, Given
+from specdecpp.policies.protocol import NO_PAST, Given
 from specdecpp.sampling import Sampling
 from specdecpp.session import Session, Step
 
@@ -73,7 +73,7 @@ class _Asked(Fixed):
 
     k: int = LENGTHS[-1]
 
-    def start(self, given: Given = UNTAUGHT) -> int:
+    def start(self, given: Given = NO_PAST) -> int:
         return 0
 
     def limit(self, memory: int) -> int:

@@ -1,7 +1,7 @@
 """Costs of a step: seconds of a draft token, and of a target pass by the number of positions it reads.
 
 A cost model is a value: measured on the machine (`measuring.measure`), given by hand, or made up to ask about other hardware
-(`Costs.relative`). Policies that weigh drafting against verification read it from the draft they are shown.
+(`Costs.relative`). Policies that weigh drafting against verification are given it (`Policy.rule`).
 """
 
 import math
@@ -43,7 +43,7 @@ class Costs:
     switch_s: float = 0.0
     """Further seconds of the first step with draft tokens after plain steps, and of the plain steps after it."""
     other_s: float = 0.0
-    """Seconds of every pass outside the model, which requests that share the pass do not share."""
+    """Seconds of every pass outside the model, which are not divided among requests that share the pass."""
     read_along: float = 0.0
     """Share of the draft's work on a prompt that the target's pass over it does (`backends.ReadsBoth`)."""
     num_together: int = 1
@@ -161,7 +161,7 @@ class Costs:
         saved_s = SAVED * self.verify_s(1) * min(num_tokens, ANSWER)
         return max(LEAST_READ, math.ceil(saved_s / each_s)) if each_s > 0 else sys.maxsize
 
-    @lru_cache(maxsize=1024)  # noqa: B019 (asked before every draft token, with what changes at most once a step)
+    @lru_cache(maxsize=1024)  # noqa: B019 (asked with what changes at most once a step)
     def best_length(self, acceptance: float, lengths: range) -> int:
         """The number of draft tokens that makes most tokens a second where each is accepted with one and the same probability.
 

@@ -30,10 +30,10 @@ from specdecpp.loading.checks import code
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostAware, Costs
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import UNTAUGHT, Evidence, Given, Outcome, Rule
+from specdecpp.policies.protocol import NO_PAST, Evidence, Given, Outcome, Rule
 from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Session, Step
-from specdecpp.verify import TokenVerification, at
+from specdecpp.verify import TokenVerification, verification_for
 
 METHOD = 20
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
@@ -330,7 +330,7 @@ class _LengthsInTurn(HeadPolicy):
     head: Any = None
     lengths: tuple[int, ...] = ()
 
-    def start(self, given: Given = UNTAUGHT) -> int:
+    def start(self, given: Given = NO_PAST) -> int:
         return 0
 
     def learn(self, memory: int, outcome: Outcome) -> int:
@@ -373,7 +373,7 @@ def _session(
         target=target,
         draft=draft,
         policy=_LengthsInTurn(head=head, lengths=lengths, max_tokens=k, calibrated=is_calibrated),
-        verification=at(sampling, TokenVerification()),
+        verification=verification_for(sampling, TokenVerification()),
         sampling=sampling,
         prompt=[i % target.vocab_size for i in range(context)] if prompt is None else prompt,
         max_tokens=VISITS * VISIT * (k + 2),

@@ -38,7 +38,7 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.sampling import streams
 from specdecpp.session import Session, Step
-from specdecpp.verify import TokenVerification, Verification, at, check_lossless, check_rule, is_lossless
+from specdecpp.verify import TokenVerification, Verification, check_lossless, check_rule, is_lossless, verification_for
 
 MakeModel = Callable[..., EagerModel]
 _FOREVER = 1e9
@@ -159,7 +159,7 @@ class _Loop:
             target=caches[0],
             draft=caches[1],
             policy=match.policy,
-            verification=at(sampling, self.verification),
+            verification=verification_for(sampling, self.verification),
             lossless=is_lossless(self.verification),
             sampling=sampling,
             prompt=tokens,

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from specdecpp.policies.protocol import UNTAUGHT, Evidence, Given, Policy, Rule, check_probability
+from specdecpp.policies.protocol import NO_PAST, Evidence, Given, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
@@ -45,7 +45,7 @@ class AdaptivePolicy(Policy):
         if not self.step >= 0:
             raise ValueError(f"{type(self).__name__} needs a step of at least 0, got {self.step}")
 
-    def start(self, given: Given = UNTAUGHT) -> Drift:
+    def start(self, given: Given = NO_PAST) -> Drift:
         return Drift(threshold=self.threshold)
 
     def learn(self, memory: Drift, outcome: "Outcome") -> Drift:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.lab.history import Priced
-from specdecpp.policies.protocol import UNTAUGHT, Given, Policy, check_probability
+from specdecpp.policies.protocol import NO_PAST, Given, Policy, check_probability
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
@@ -66,7 +66,7 @@ class FrontierLength(Priced):
                 f"FrontierLength needs probe_every and min_tests of at least 1, got {self.probe_every} and {self.min_tests}"
             )
 
-    def start(self, given: Given = UNTAUGHT) -> Places:
+    def start(self, given: Given = NO_PAST) -> Places:
         past: dict[str, Any] = dict(given.past or {"probe_every": self.probe_every})
         past |= {name: tuple(past.get(name, ())) for name in ("rates", "tested")}
         return Places(**past)
@@ -151,7 +151,7 @@ class SkippingEMA(Policy):
                 f"rise={self.rise}, fall={self.fall}, skip_below={self.skip_below}, probe_every={self.probe_every}"
             )
 
-    def start(self, given: Given = UNTAUGHT) -> Average:
+    def start(self, given: Given = NO_PAST) -> Average:
         return Average()
 
     def limit(self, memory: Average) -> int:

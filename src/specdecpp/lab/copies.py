@@ -22,7 +22,7 @@ from specdecpp.drafters.copying import Copying, propose
 from specdecpp.lab.around import Around
 from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.learning import Account, Gains
-from specdecpp.policies.protocol import FREE, UNTAUGHT, Given, Policy, Rule, rule_of
+from specdecpp.policies.protocol import FREE, NO_PAST, Given, Policy, Rule, rule_of
 from specdecpp.scheduler import Reading
 from specdecpp.step import Host, Plan, Request, Result
 
@@ -63,7 +63,7 @@ class WithCopies(Around):
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_tokens", max(self.copies.max_tokens, self.policy.max_tokens))
 
-    def start(self, given: Given = UNTAUGHT) -> Both:
+    def start(self, given: Given = NO_PAST) -> Both:
         def started(rule: Policy, name: str) -> Any:
             past = (given.past or {}).get(name)
             return rule.start(replace(given, past=past if isinstance(past, Mapping) else None))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdecpp.policies.protocol import UNTAUGHT, Evidence, Given, Policy, Rule, check_probability
+from specdecpp.policies.protocol import NO_PAST, Evidence, Given, Policy, Rule, check_probability
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
@@ -40,7 +40,7 @@ class Heuristic(Policy):
         if self.start_tokens < 1:
             raise ValueError(f"Heuristic needs start_tokens of at least 1, got {self.start_tokens}")
 
-    def start(self, given: Given = UNTAUGHT) -> int:
+    def start(self, given: Given = NO_PAST) -> int:
         return min(self.start_tokens, self.max_tokens)
 
     def limit(self, memory: int) -> int:
@@ -68,7 +68,7 @@ class AcceptanceEMA(Policy):
         if self.start_tokens < 1:
             raise ValueError(f"AcceptanceEMA needs start_tokens of at least 1, got {self.start_tokens}")
 
-    def start(self, given: Given = UNTAUGHT) -> float:
+    def start(self, given: Given = NO_PAST) -> float:
         return float(self.start_tokens - 1)
 
     def limit(self, memory: float) -> int:
@@ -112,7 +112,7 @@ class ArgmaxLength(Priced):
         if self.prior_tokens < 1:
             raise ValueError(f"ArgmaxLength needs prior_tokens of at least 1, got {self.prior_tokens}")
 
-    def start(self, given: Given = UNTAUGHT) -> Counts:
+    def start(self, given: Given = NO_PAST) -> Counts:
         return Counts()
 
     def learn(self, memory: Counts, outcome: "Outcome") -> Counts:
@@ -170,7 +170,7 @@ class UCBSpecStop(Priced):
         if not self.exploration >= 0:
             raise ValueError(f"UCBSpecStop needs exploration of at least 0, got {self.exploration}")
 
-    def start(self, given: Given = UNTAUGHT) -> LengthSums:
+    def start(self, given: Given = NO_PAST) -> LengthSums:
         past, none = given.past or {}, (0.0,) * (self.max_tokens + 1)
         columns = {name: tuple(past.get(name) or ()) for name in ("steps", "tokens", "seconds")}
         sound = all(len(column) == len(none) for column in columns.values())
@@ -256,7 +256,7 @@ class Cascade(Priced):
                 f"start_tokens={self.start_tokens}, max_tokens={self.max_tokens} and {phases}"
             )
 
-    def start(self, given: Given = UNTAUGHT) -> Phase:
+    def start(self, given: Given = NO_PAST) -> Phase:
         return Phase(best=self.start_tokens, pause=self.set_steps)
 
     def limit(self, memory: Phase) -> int:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.protocol import UNTAUGHT, DraftSoFar, Given, Policy, check_probability
+from specdecpp.policies.protocol import NO_PAST, DraftSoFar, Given, Policy, check_probability
 from specdecpp.policies.score import REST, logit
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class OnlineLogistic(HeadPolicy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self, given: Given = UNTAUGHT) -> LogisticFit:
+    def start(self, given: Given = NO_PAST) -> LogisticFit:
         past = given.past or {}
         intercepts = past.get("intercepts")
         if not (isinstance(intercepts, list | tuple) and len(intercepts) == self.max_tokens):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from specdecpp.lab.around import Around
 from specdecpp.lab.history import Priced
 from specdecpp.policies.head import HeadPolicy, judge_of
-from specdecpp.policies.protocol import UNTAUGHT, Given, Policy, Rule, Stop, check_probability, rule_of
+from specdecpp.policies.protocol import NO_PAST, Given, Policy, Rule, Stop, check_probability, rule_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,7 @@ class Bandit(Priced):
     def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float | None:
         return None if self._judge is None else self._judge.judge(draft, hidden)
 
-    def start(self, given: Given = UNTAUGHT) -> Arms:
+    def start(self, given: Given = NO_PAST) -> Arms:
         return Arms(arms=tuple(Arm(memory=arm.start(given)) for arm in self.arms))
 
     def limit(self, memory: Arms) -> int:
@@ -175,7 +175,7 @@ class AutoOff(Around):
             )
         super().__post_init__()
 
-    def start(self, given: Given = UNTAUGHT) -> Gain:
+    def start(self, given: Given = NO_PAST) -> Gain:
         return Gain(memory=self.policy.start(given))
 
     def rule(self, memory: Gain, costs: "Costs | None") -> Rule | None:

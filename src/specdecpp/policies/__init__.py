@@ -12,8 +12,8 @@
 `protocol.py` defines a rule and what it sees, `learning.py` holds what steps teach the default and later requests, `score.py`
 turns estimates into probabilities; costs of a step are in the package `costs`.
 
-Every rule here decides *after* a sampled token and keeps that token, which is lossless with token and block verification
-(see `protocol.Policy`).
+Every rule here but `MaxConfidence(drop=True)` decides *after* a sampled token and keeps that token, which is lossless with
+token and block verification (see `protocol.Policy`).
 
 A new rule is a file and a line below; its short form on the command line is that of its class (`Policy.short`). Rules from
 elsewhere, those of `specdecpp.lab` too, are found by the entry point `specdecpp.policies`, which names a sequence of them.

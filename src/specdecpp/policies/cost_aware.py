@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from specdecpp.costs import Costs, chain_tokens
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.learning import Account, Gains, reading_s
-from specdecpp.policies.protocol import UNTAUGHT, Evidence, Given, Rule, check_probability
+from specdecpp.policies.protocol import NO_PAST, Evidence, Given, Rule, check_probability
 from specdecpp.policies.score import Belief, Score
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ BOUND = 1.0
 """Standard errors by which the gain of drafting is taken to lie above its mean."""
 VARIANCE = 0.5
 """Prior variance of a step's gain, tokens squared."""
-KNOWN = 12
+MOST_BEFORE = 12
 """Gains of earlier requests count as at most this many steps of the request's own."""
 TRIAL = 4
 """Steps of a trial of drafting, where it is not expected to pay."""
@@ -53,7 +53,7 @@ NEW = 500
 """Tokens that a pair is taken to have made before its first request: what may be lost over them may be lost at once."""
 STAY = 64
 """Drafting begins only if its expected gain over this many steps covers the reading and the switch."""
-UP = 1 + 2**-50
+ABOVE = 1 + 2**-50
 """More than the threshold is asked for, not as much."""
 FADING = 1 / 16
 """Weight that an earlier request loses with each later one."""
@@ -73,9 +73,9 @@ class CostAware(HeadPolicy):
     pair.
 
     Costs are measured on the machine. S_k comes from a head's probabilities or, without one, from q; a `score` learned from
-    the request's own outcomes corrects either. m is the acceptance of the request so far, and rho the rate it has achieved, at
-    least the target's own. Both begin as if `prior_steps` steps had been decoded in which each draft token is accepted with
-    probability `prior`.
+    the request's own outcomes corrects either. m is estimated by a, the acceptance of the request so far, and rho is the rate
+    it has achieved by the cost model, at least the target's own. Both begin as if `prior_steps` steps had been decoded in
+    which each draft token is accepted with probability `prior`.
 
     Nothing is drafted where steps with draft tokens would not pay even if they gained what can be hoped. Then a few are tried
     now and then, as often as what is lost by it, with what it takes to switch (`Costs.switch_s`) and to read, stays below
@@ -102,7 +102,7 @@ class CostAware(HeadPolicy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self, given: Given = UNTAUGHT) -> Account:
+    def start(self, given: Given = NO_PAST) -> Account:
         past, unread = given.past, given.num_unread
         if past is None or not _is_sound(past):
             by_q = BY_Q_GREEDY if given.is_greedy else BY_Q
@@ -154,8 +154,8 @@ class CostAware(HeadPolicy):
         if not mean > 0 or not self._drafts(memory, costs):
             return NONE
         each = prices_of_more(costs, self.max_tokens, mean)
-        # A head that lags has not judged the last draft token.
-        scale = UP * rho / (mean if self.looks_ahead else mean**2)
+        # The product of a head that lags lacks the last draft token: S is taken to be the product times m.
+        scale = ABOVE * rho / (mean if self.looks_ahead else mean**2)
         return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in each[1:])), score=memory.belief.score)
 
     def best_prefix(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int:
@@ -200,7 +200,7 @@ class CostAware(HeadPolicy):
         the exploration.
         """
         own, before = (gains.get(costs.load, Gains()) for gains in (memory.gains, memory.gains_before))
-        seen = min(before.num, KNOWN)
+        seen = min(before.num, MOST_BEFORE)
         hoped = max(1.0, self.prior_steps - seen)  # the less is left of what was seen, the more is hoped for again
         num = own.num + seen + hoped
         hope = _gain(costs, self._before(memory.acceptance_before), self.max_tokens)
@@ -283,7 +283,7 @@ def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tupl
     return (*one_more, math.inf), tuple(longer)
 
 
-@lru_cache(maxsize=256)  # asked before every draft token, with what changes at most once a step
+@lru_cache(maxsize=256)  # asked with what changes at most once a step
 def _prior(costs: Costs, acceptance: float, num_steps: int, max_tokens: int) -> tuple[float, float]:
     """(tokens, seconds) of the prior's steps: of the length that is best for a chain."""
     k = costs.best_length(acceptance, range(max_tokens + 1))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdecpp.costs import Costs
 from specdecpp.costs.clock import differ, shares
-from specdecpp.policies.protocol import UNTAUGHT, Given, Policy
+from specdecpp.policies.protocol import NO_PAST, Given, Policy
 from specdecpp.policies.score import Belief
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Experience:
         self.past = past
         self._policy, self._keep, self._num, self._due = policy, keep, 0, 1
 
-    def begin(self, given: Given = UNTAUGHT) -> Any:
+    def begin(self, given: Given = NO_PAST) -> Any:
         """The memory of a new request."""
         return self._policy.start(given if self.past is None else replace(given, past=self.past))
 

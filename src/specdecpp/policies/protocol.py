@@ -188,7 +188,7 @@ class Given:
     """True where draft tokens are the draft's argmax rather than draws."""
 
 
-UNTAUGHT = Given()
+NO_PAST = Given()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ class Policy:
     """
 
     short: ClassVar[str] = ""
-    """Name on the command line, then the parameter whose name may be left out (in a rule made of others, these)."""
+    """Name on the command line; behind a colon the parameter that is set by `NAME:value` (in a rule made of others, these)."""
     max_tokens: int = 20
     min_tokens: int = 0
 
@@ -252,7 +252,7 @@ class Policy:
         """
         return None
 
-    def start(self, given: Given = UNTAUGHT) -> Any:
+    def start(self, given: Given = NO_PAST) -> Any:
         """The memory of a new request."""
         return None
 
@@ -313,7 +313,7 @@ class Decision:
     limit: int
     rule: Rule | None
     is_cut: bool = False
-    """True where the places left set the limit, not the policy."""
+    """True where the tokens that may still come, or the context, set the limit, and not the policy."""
     room: int = 0
     """The most draft tokens with those that a grammar leaves no choice about, which do not count to the limit."""
 

@@ -20,7 +20,7 @@ from specdecpp.serving.tool_schema import ToolCall, ToolCallDelta
 from specdecpp.serving.tools import Call, CallReader
 from specdecpp.serving.validation import RequestPlan
 from specdecpp.session import Step
-from specdecpp.verify import at, is_lossless
+from specdecpp.verify import is_lossless, verification_for
 
 Json = dict[str, Any]
 
@@ -206,7 +206,7 @@ class Answer:
         return {
             "policy": plan.policy,
             "verification": plan.verification,
-            "lossless": is_lossless(at(plan.sampling, plan.decoder.verification)),
+            "lossless": is_lossless(verification_for(plan.sampling, plan.decoder.verification)),
             "sampling": asdict(plan.sampling),
             **metrics.to_dict(),
             "time_shares": metrics.time_shares,

@@ -29,7 +29,7 @@ from specdecpp.serving.schema import BaseRequest, Speculative
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.serving.tools import answer_grammar, told
 from specdecpp.session import Session
-from specdecpp.verify import at, check_lossless, check_request, is_lossless, verifications
+from specdecpp.verify import check_lossless, check_request, is_lossless, verification_for, verifications
 
 MAX_DRAFTED = 64
 """Draft tokens that a step may have under a policy that a request names."""
@@ -175,12 +175,12 @@ class RequestValidator:
         name = how.verification or self.settings.verification
         try:
             check_lossless(verifications()[name], lossless=how.lossless)
-            if sampling.is_greedy and is_lossless(at(sampling, verifications()[name])):
+            if sampling.is_greedy and is_lossless(verification_for(sampling, verifications()[name])):
                 name = "greedy"
             decoder = self._decoder(how.policy, name)
             check_request(
                 decoder.policy,
-                at(sampling, decoder.verification),
+                verification_for(sampling, decoder.verification),
                 draft=self.pair.draft,
                 is_greedy=sampling.is_greedy,
                 has_costs=True,

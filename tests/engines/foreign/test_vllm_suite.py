@@ -11,7 +11,7 @@ from transformers.generation.logits_process import NoBadWordsLogitsProcessor, Su
 
 from specdecpp.integrations.processors import Processed
 from specdecpp.sampling import Sampling, Uniforms, probabilities
-from specdecpp.verify import TokenVerification, at, residual
+from specdecpp.verify import TokenVerification, residual, verification_for
 
 SOURCE = Source(repository="vllm-project/vllm", commit="v0.33.0", folders=("tests/v1/sample",))  # commit 4ba787ec9
 NONE = -1
@@ -51,7 +51,7 @@ class RejectionSampler:
             known = draft[: draft.index(NONE)] if NONE in draft else draft
             after = p[rows[len(known)]] if known != draft else certain([bonus[i]], p)[0]
             q = certain(known, p) if draft_probs is None else draft_probs[rows]
-            verdict = at(sampling, TokenVerification())(
+            verdict = verification_for(sampling, TokenVerification())(
                 torch.cat([p[rows[: len(known)]], after[None]]), q, torch.tensor(known, dtype=torch.long), uniforms(asked, i)
             )
             texts.append([*known[: verdict.num_accepted], verdict.next_token])

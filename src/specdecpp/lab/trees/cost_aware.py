@@ -24,7 +24,7 @@ from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import Tree, Tried
 from specdecpp.policies.cost_aware import CostAware
 from specdecpp.policies.learning import Account
-from specdecpp.policies.protocol import UNTAUGHT, Given, check_probability
+from specdecpp.policies.protocol import NO_PAST, Given, check_probability
 from specdecpp.policies.score import Belief, Score, by_q
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class CostAwareTree(TreePolicy):
     def needs_costs(self) -> bool:
         return True
 
-    def start(self, given: Given = UNTAUGHT) -> TreeAccount:
+    def start(self, given: Given = NO_PAST) -> TreeAccount:
         return TreeAccount(chain=FirstChildren.of(self._chain.start(given)))
 
     def carry(self, past: "Mapping[str, Any] | None", memory: TreeAccount) -> "Mapping[str, Any] | None":
