@@ -13,7 +13,7 @@ from distributions import outcome
 
 from specdecpp import Decoder, Fixed, Pair, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import MEMORY, PAUSE, SETTLED, SETTLED_ALONE, TOGETHER, WAIT
+from specdecpp.costs.clock import COUPLING, MEMORY, PAUSE, SETTLED, SETTLED_ALONE, WAIT
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
 from specdecpp.metrics import Step
@@ -104,7 +104,7 @@ def test_costs_move_towards_what_was_timed():
     assert CURVE.verify_s(3) < after.verify_s(3) < later.verify_s(3)
     assert later.draft_s + later.start_s / 2 == pytest.approx(0.7, rel=0.02)
     assert later.verify_s(3) - later.start_s == pytest.approx(2.2, rel=0.02)
-    assert 1.0 < after.verify_s(1) < 1.0 + TOGETHER * MEMORY
+    assert 1.0 < after.verify_s(1) < 1.0 + COUPLING * MEMORY
     assert later.verify_s(1) < 1.05, "the error of a measurement is told from a machine that slows down"
     assert moved(CURVE, outcome(0, 0, draft_s=0.3, verify_s=1.0)).draft_s == CURVE.draft_s
 

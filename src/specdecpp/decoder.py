@@ -64,7 +64,7 @@ class Output:
 class Decoder:
     """Decode with a pair under a stopping policy; the output has exactly the target's distribution.
 
-    `policy`        a rule or its short form ("fixed:3", "none"); by default `CostAware`, with the pair's head if it has one
+    `policy`        a rule or its short form ("fixed:3", "none"); by default that of `default_policy`
     `verification`  the test of draft tokens when sampling; temperature 0 compares with the target's argmax
     `costs`         costs of a step; by default a policy that needs them has them measured, once for a pair and a machine
     `lossless`      False admits a verification that changes the distribution (`lab.lossy`)

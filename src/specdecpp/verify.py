@@ -182,7 +182,12 @@ def verifications() -> dict[str, Verification]:
         "compare": CompareVerification(),
         "greedy": GreedyVerification(),
     }
-    return own | {name: kind for point in entry_points(group="specdecpp.verifications") for name, kind in point.load().items()}
+    found = {name: kind for point in entry_points(group="specdecpp.verifications") for name, kind in point.load().items()}
+    if taken := own.keys() & found.keys():
+        raise ValueError(
+            f"an installed package names a verification {min(taken)!r}, which is one of ours. Uninstall it, or rename it."
+        )
+    return own | found
 
 
 def is_lossless(verification: Verification) -> bool:

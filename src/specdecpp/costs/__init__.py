@@ -1,4 +1,5 @@
-"""Costs of a step, which policies weigh against its gain: the curve, measuring it, following it.
+"""Costs of a step, which policies weigh against its gain: the curve, measuring it, following it. A plain step has no draft
+tokens.
 
 | file | holds |
 |---|---|

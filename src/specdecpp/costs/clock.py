@@ -16,9 +16,9 @@ trial of drafting (`policies.cost_aware.TRIAL`) has steps beyond the first, or e
 not pay."""
 TRUST = 0.25
 """Steps that a measurement counts for: it may be wrong by a factor, where other programs had the machine meanwhile."""
-TOGETHER = 0.5
+COUPLING = 0.5
 """Power of a move of plain passes by which the others move, and the other way round: a slow machine slows all."""
-STEP, FIRST, WAIT = 0.01, 4, 32
+CHANGE, FIRST, WAIT = 0.01, 4, 32
 """`now` follows after the first 4 steps, after 8 more, 16 more, and then every 32, if a step has moved by more than 1 %: a rule
 plans anew for each `now`, and a busy machine moves the means all the time."""
 WRONG = 1.25
@@ -54,10 +54,10 @@ class CostClock:
 
     A measurement is over in two seconds, and a machine that others use too is quick in one and slow in the next, so the steps
     of requests win over it (`TRUST`). A *level* is the observed time of a pass over the measured one. The target alone has one,
-    and passes over draft tokens have one for each number of them, because which are quick changes between processes, with the
-    places of the weights in memory. Drafting has a start and a slope.
+    and passes over draft tokens have one for each number of them, because which widths are quick differs from process to
+    process, with where the weights lie in memory. Drafting has a start and a slope.
 
-    `now` stays the same object until a step has moved by more than `STEP`, so that a request finds its plans kept. `keep` is
+    `now` stays the same object until a step has moved by more than `CHANGE`, so that a request finds its plans kept. `keep` is
     called with `now` after 1, 4, 16, ... requests.
     """
 
@@ -141,7 +141,7 @@ class CostClock:
     def _follow(self) -> bool:
         now, found = self.now, self._found()
         usual = (num for num, (count, *_) in self._drafted.items() if count > 1)
-        if any(abs(found.step_s(k) / now.step_s(k) - 1) > STEP for k in {0, 1, 2, *usual}):
+        if any(abs(found.step_s(k) / now.step_s(k) - 1) > CHANGE for k in {0, 1, 2, *usual}):
             self.now = found
         return self.now is found
 
@@ -151,9 +151,9 @@ class CostClock:
         # The first steps correct what was measured, and say little of a slower machine.
         new, self._new, drafted = self._new, {}, self._drafted
         plain = {0: new.pop(0)} if 0 in new else {}
-        self._others *= self._take_in(self._plain, plain, self._alone) ** TOGETHER
+        self._others *= self._take_in(self._plain, plain, self._alone) ** COUPLING
         moved = self._take_in(drafted, new, self._others)
-        self._alone *= moved ** (TOGETHER * min(1.0, MEMORY * sum(count for count, *_ in drafted.values())))
+        self._alone *= moved ** (COUPLING * min(1.0, MEMORY * sum(count for count, *_ in drafted.values())))
         return self._costs(self._measured)
 
     def _costs(self, base: Costs) -> Costs:

@@ -77,9 +77,9 @@ class CostAware(HeadPolicy):
     it has achieved by the cost model, at least the target's own. Both begin as if `prior_steps` steps had been decoded in
     which each draft token is accepted with probability `prior`.
 
-    Nothing is drafted where steps with draft tokens would not pay even if they gained what can be hoped. Then a few are tried
-    now and then, as often as what is lost by it, with what it takes to switch (`Costs.switch_s`) and to read, stays below
-    `regret` of the time that the target alone would have taken for all requests of the pair that taught this one.
+    Where even an optimistic estimate says that drafting loses, it is tried for `TRIAL` steps now and then: all that is lost by
+    it, with the switch (`Costs.switch_s`) and the reading, stays below `regret` of the time that the target alone would have
+    taken for all requests of the pair that taught this one.
 
     >>> policy = CostAware(head=pair.head)                                              # doctest: +SKIP
     """
@@ -201,7 +201,7 @@ class CostAware(HeadPolicy):
         """
         own, before = (gains.get(costs.load, Gains()) for gains in (memory.gains, memory.gains_before))
         seen = min(before.num, MOST_BEFORE)
-        hoped = max(1.0, self.prior_steps - seen)  # the less is left of what was seen, the more is hoped for again
+        hoped = max(1.0, self.prior_steps - seen)  # the fewer steps are remembered, the more the prior counts
         num = own.num + seen + hoped
         hope = _gain(costs, self._before(memory.acceptance_before), self.max_tokens)
         mean = (own.num * own.mean + seen * before.mean + hoped * hope) / num
