@@ -310,7 +310,7 @@ def test_what_is_put_off_is_learned_all_the_same(before: dict[int, Gains], costs
     for i in range(2 * LOOK):
         late, at_once = policy.learn(late, quiet), at_once.after(quiet)
         assert (len(late.pending), late.settled()) == (i % LOOK, at_once)
-        assert late.pending == () or policy.rule(late, costs).threshold(0) > 1
+        assert not late.pending or policy.rule(late, costs).threshold(0) > 1
 
 
 def test_a_rule_is_kept_until_something_is_learned():

@@ -150,8 +150,7 @@ def test_the_seconds_of_each_length_are_found_out(passes: tuple[float, ...], bum
 
 def test_a_wrong_shape_is_corrected_by_the_lengths_that_are_tried():
     """Catches a length that is never tried because costs from a busy minute say that a longer one takes no more."""
-    flat = Costs(draft_s=0.1, passes={2: 6.0, 3: 6.1, 4: 6.2, 6: 6.3, 9: 6.4})
-    clock, dice = CostClock(now=flat), random.Random(3)
+    clock, dice = CostClock(now=Costs(draft_s=0.1, passes={2: 6.0, 3: 6.1, 4: 6.2, 6: 6.3, 9: 6.4})), random.Random(3)
     for _ in range(40):
         num = dice.choice((3, 4, 5, 6, 8))
         clock.update(outcome(num, 1, draft_s=0.1 * num, verify_s=dice.gauss(1, 0.05) * (3 + 0.5 * num)))

@@ -66,6 +66,7 @@ def test_the_contestants_are_the_ones_promised(folder: Path):
     with_head, without = ([rule.settings for rule in demo.field(of)] for of in (head, None))
     assert with_head[2:] == [(SpecDecPP.tuned(head),), (CostAware(),)]
     assert without == [*with_head[:2], (CostAware(),)]
+    assert [*demo.field(load_pair("reference").head)][3].settings == (CostAware(),), "the default asks no head that ships"
 
 
 def usual(**names: str) -> str | None:

@@ -37,8 +37,8 @@ ALONE = Contender(role="target", settings=(TARGET,))
 
 
 def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False) -> tuple[Contender, ...]:
-    """Fixed K of 1 to 20, every free rule, two rules made of others, what each head makes possible (`head_rules`), and without
-    a calibrated head the rule that then is the decoder's default, cost-aware by q. A quick field has half the settings."""
+    """Fixed K of 1 to 20, every free rule, two rules made of others, the default by q, and what each head makes possible
+    (`head_rules`). A quick field has half the settings."""
     rules = [fixed_rule(quick=quick)]
     for kind, _, _ in KINDS.values():
         needs = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
@@ -50,8 +50,7 @@ def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
         rules.append(Contender(role="free", settings=settings))
     others = [parse_policy(spec).policy for spec in MADE_OF_OTHERS if spec.partition(":")[0] in WRAPPERS]
     rules += [Contender(role="other", settings=(policy,)) for policy in others]
-    if not any(head.card.is_calibrated for head in heads):
-        rules.append(Contender(role="cost_aware", settings=(CostAware(),)))
+    rules.append(Contender(role="cost_aware", settings=(CostAware(),)))
     return (*rules, *(rule for head in heads for rule in head_rules(head, quick=quick)))
 
 

@@ -75,7 +75,7 @@ def field(head: "AcceptanceHead | None") -> "Iterator[Contender]":
     yield Contender(role="free", settings=tuple(CumulativeConfidence(threshold=t) for t in (0.1, 0.3)))
     if head is not None:
         yield Contender(role="specdecpp", settings=(SpecDecPP.tuned(head),))
-    judge = head if head is not None and head.card.is_calibrated else None
+    judge = head if head is not None and head.card.is_calibrated and head.card.by_default else None
     yield Contender(role="cost_aware", settings=(CostAware(head=judge),))
 
 

@@ -96,8 +96,8 @@ class Account:
     is_off: bool = False
     """True where the last step had none."""
     pending: "tuple[Outcome, ...]" = ()
-    every: int = 1
-    """Steps that the sums do not hold yet, and how many are taken in together."""
+    """Steps that the sums do not hold yet."""
+    every: int = 1  # so many steps are taken in together
     planned: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     """Cached rule of the coming step, [policy, costs, rule]: valid until the sums change."""
 
