@@ -16,7 +16,7 @@ from gguf_files import model_of, written
 from specdecpp import Pair, cache_dir, load_pair
 from specdecpp.backends import EagerModel, LeanModel, NativeModel, native, probe
 from specdecpp.errors import BackendError
-from specdecpp.loading import checks, choice
+from specdecpp.loading import choice, models
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.models import Checkpoint
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
@@ -122,7 +122,7 @@ def test_checks_are_made_once(llama: Folders, home: Path, tmp_path: Path, monkey
     (target / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     loaded((target, draft), "lean")
     assert len(checked) == 3
-    monkeypatch.setattr(checks, "code", lambda: "another version")
+    monkeypatch.setattr(models, "code", lambda: "another version")
     loaded((target, draft), "lean")
     assert len(checked) == 5
 

@@ -6,8 +6,7 @@
     grow    file + own part -> such a file again
 
 Rows of q and k and Llama 3's rotary angles are laid out as `gguf_reading` says. A file names the checkpoint that it was made
-from (`fingerprints`), so that a head trained on that is known to fit, and holds the whole tokenizer.json. Of a file that is cut
-the layers stay byte for byte; the last norm is the model's.
+from (`fingerprints`), so that a head trained on that is known to fit, and holds the whole tokenizer.json.
 """
 
 import json
@@ -31,14 +30,14 @@ from specdecpp.backends.lean import LeanModel
 from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_header import Header, TensorInfo, opened
-from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS, Stored
+from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS, SIZES, Stored
 from specdecpp.loading.gguf_tokenizer import ENDS, JSON, WAYS
 from specdecpp.loading.models import end_ids
 
 FINGERPRINT = "specdecpp.fingerprint"
 """The metadata key of the checkpoint's fingerprint."""
 _KEPT = "specdecpp.kept_layers"
-"""The number of layers that are another file's, in what `pared` writes."""
+"""The metadata key of the number of layers that are another file's, in what `pared` writes."""
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -47,8 +46,6 @@ _ARCHITECTURES = {
 }
 _WIDE = ("token_embd.weight", "output.weight")
 """Tensors of eight bits where the rest has four, as llama.cpp's own quantiser keeps these two wider."""
-_WAYS = ("qwen2", "llama-bpe", "gpt-2", "smollm")
-"""Ways to cut texts that are written, by llama.cpp's names."""
 _ADVICE = "llama.cpp's own convert_hf_to_gguf.py knows more"
 Tensors = Mapping[str, Stored | TensorInfo]
 """What is to be written, by GGUF's names."""
@@ -120,7 +117,7 @@ def cut(path: str | Path, out: str | Path, layers: int, *, model: Any = None, pr
 
 
 def pared(path: str | Path, out: str | Path, layers: int) -> None:
-    """Write the part of a file that `cut` made which is not another's first layers: `grow` needs it beside that other."""
+    """Write the part of a file that `cut` made which `grow` needs beside the file that it was cut from."""
     header = opened(path)
     architecture = header.text("general.architecture")
     with new_file(out, architecture, _own(header.tensors, layers)) as writer:
@@ -263,12 +260,8 @@ def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> No
     writer.add_file_type(gguf.LlamaFileType[f"{share}_{precision.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    for key, field in SIZES.items():
+        writer.add_uint32(f"{writer.arch}.{key}", getattr(config, field))
     for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
         add(head_size)
     writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
@@ -290,8 +283,8 @@ def vocabulary_of(tokenizer: Any, *, size: int) -> tuple[list[str], list[int], s
         )
     tokens, kinds = zip(*(named.get(i, (f"[PAD{i}]", 5)) for i in range(size)), strict=True)
     found, has_words = _steps(whole["pre_tokenizer"]), bool(whole["model"].get("ignore_merges"))
-    for name in _WAYS:
-        if found == _steps(json.loads(WAYS[name].cutting.__getstate__())) and has_words is WAYS[name].has_words:
+    for name, way in WAYS.items():
+        if found == _steps(json.loads(way.cutting.__getstate__())) and has_words is way.has_words:
             return [*tokens], [*kinds], name
     raise BackendError(f"the tokenizer cuts texts in a way that has no name here ({json.dumps(found)[:200]}). {_ADVICE} ways.")
 

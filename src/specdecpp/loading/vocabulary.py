@@ -13,7 +13,7 @@ from typing import Any, Literal
 from specdecpp import cache_dir
 from specdecpp.backends import Model, Reduces
 from specdecpp.errors import BackendError
-from specdecpp.loading.checks import code
+from specdecpp.loading.models import code
 from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session

@@ -41,7 +41,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 )
 
 from specdecpp.errors import BackendError
-from specdecpp.integrations.vllm.settings import logger, policy_of
+from specdecpp.integrations.vllm.configuring import logger, policy_of
 from specdecpp.integrations.vllm.stopping import StopRule, stop_rule
 
 FIRST = 2
@@ -158,7 +158,8 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         if self._rule is not None:
             self._rule.start()
         num_drawn = 1
-        self._map_blocks()
+        for group in (group for groups in self.attn_groups for group in groups):
+            group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id])
         self._launch(self._first_graphs, self._first, FIRST, num, eager=is_profile)
         while num_drawn < length and not (self._rule is not None and self._rule.ends(num_drawn)):
             further = 1 if self._rule is not None else length - 1
@@ -211,11 +212,6 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
             )
             self._run_model(ids, positions, metadata, build_slot_mappings_by_layer(maps, self.kv_cache_config), None)
             left = left - now
-
-    def _map_blocks(self) -> None:
-        for groups in self.attn_groups:
-            for group in groups:
-                group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id])
 
     def _launch(self, graphs: Any, run: Any, width: int, num: int, *, eager: bool, length: int = 1) -> None:
         """Passes of `width` tokens a request, by a graph where there is one; the rest of a step of that length is one."""
