@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from test_vllm_plugin import configuration
 from torch import nn
 
 BLOCK, NUM_BLOCKS = 4, 512
@@ -145,8 +146,19 @@ class World:
             total_len=SimpleNamespace(gpu=torch.zeros(max_num_reqs, dtype=torch.int32)),
             all_token_ids=SimpleNamespace(gpu=torch.zeros(max_num_reqs, max_model_len, dtype=torch.int32)),
         )
-        config = configuration(network.num_ids, ours, most, max_num_reqs, max_model_len, max_num_tokens)
-        config.speculative_config.draft_sample_method = "probabilistic" if sizes.get("draws") else "greedy"
+        model = SimpleNamespace(
+            model="none", dtype=torch.float32, head_dtype=torch.float32, use_fp64_gumbel=False, max_model_len=max_model_len,
+            hf_config=SimpleNamespace(), get_hidden_size=lambda: network.num_ids, get_vocab_size=lambda: network.num_ids,
+        )  # fmt: skip
+        config = configuration(
+            additional_config={"specdecpp": ours},
+            model_config=model,
+            speculative_config__draft_model_config=model,
+            speculative_config__num_speculative_tokens=most,
+            speculative_config__draft_sample_method="probabilistic" if sizes.get("draws") else "greedy",
+            scheduler_config__max_num_seqs=max_num_reqs,
+            scheduler_config__max_num_batched_tokens=max_num_tokens,
+        )
         self.speculator = ours_of.AdaptiveSpeculator(config, torch.device("cpu"), self.states)
         self.speculator.model = self.draft
         self.speculator.block_tables = Blocks(max_num_reqs, max_model_len, max_num_tokens + max_num_reqs)
@@ -246,23 +258,3 @@ class World:
     def admitted(self, request: Request, row: int, length: int) -> int:
         """How many places of a request's draft are verified in the next step."""
         return length
-
-
-def configuration(num_ids: int, ours: Any, most: int, max_num_reqs: int, max_model_len: int, max_num_tokens: int) -> Any:
-    """What the classes read of vLLM's."""
-    model = SimpleNamespace(
-        model="none", dtype=torch.float32, head_dtype=torch.float32, use_fp64_gumbel=False, max_model_len=max_model_len,
-        hf_config=SimpleNamespace(), get_hidden_size=lambda: num_ids, get_vocab_size=lambda: num_ids,
-    )  # fmt: skip
-    return SimpleNamespace(
-        additional_config={"specdecpp": ours},
-        model_config=model,
-        speculative_config=SimpleNamespace(
-            method="draft_model", num_speculative_tokens=most, draft_model_config=model, use_local_argmax_reduction=False,
-            enable_adaptive_verification=False, draft_sample_method="greedy", uses_draft_model=lambda: True,
-            kv_cache_dtype=None, uses_dynamic_speculative_decoding=lambda: True,
-        ),
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_reqs, max_num_batched_tokens=max_num_tokens),
-        parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_rank=0, decode_context_parallel_size=1),
-        compilation_config=SimpleNamespace(static_forward_context={}),
-    )  # fmt: skip
