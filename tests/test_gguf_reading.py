@@ -4,7 +4,7 @@ import os
 import resource
 import shutil
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -171,16 +171,14 @@ def test_parts_of_a_file_are_one(sound: Path, tmp_path: Path):
 # Words
 
 
-def ids_of(tokenizer: Any, texts: Sequence[str] = PROBES) -> list[list[int]]:
+def ids_of(tokenizer: Any, texts: tuple[str, ...] = PROBES) -> list[list[int]]:
     return [tokenizer(text).input_ids for text in texts]
 
 
 def test_the_tokenizer_comes_back_without_its_json(changed: Callable[[Change], Path]):
     """Catches another way to cut texts, special tokens read as text, and a lost start token or chat template."""
     tokenizer = GGUF(changed(values("tokenizer.huggingface.json"))).tokenizer()
-    texts = [
-        text for text in (*PROBES, "<|user|>\nhi</s>", "a  \n\n b", "") if "\u0301" not in text
-    ]  # Qwen's composes characters
+    texts = (*PROBES, "<|user|>\nhi</s>", "a  \n\n b", "")
     found = ids_of(tokenizer, texts)
     assert found == ids_of(TOKENIZER, texts)
     assert [tokenizer.decode(ids) for ids in found] == [TOKENIZER.decode(ids) for ids in found]

@@ -268,9 +268,7 @@ def _ranks(model: Any) -> Any:
     """The group of processes that hold shards of the model, None for a whole one. Raises ValueError for shards that are made
     for training."""
     mesh = getattr(model, "_device_mesh", None)
-    sizes: dict[str, int] = {}
-    if mesh is not None:
-        sizes = dict(zip(mesh.mesh_dim_names or ("tp",) * mesh.ndim, mesh.shape, strict=True))
+    sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names or ("tp",) * mesh.ndim, mesh.shape, strict=True))
     others = [name for name, size in sizes.items() if name != "tp" and size > 1]
     if others or getattr(model, "_is_fsdp_managed_module", False):
         raise ValueError(

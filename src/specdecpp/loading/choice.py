@@ -102,7 +102,7 @@ def _check(kinds: dict[ModelSource, str], *, is_order: bool) -> None:
 
 
 def _num_threads(model: NativeModel, identity: dict[str, Any]) -> int:
-    """One thread or all, whichever reads a few tokens faster here. All are kept for good, as they are faster unless others are
+    """One thread or all, whichever reads a few tokens faster here. Only all are kept for good: one is faster where others are
     at work on the machine."""
     most = torch.get_num_threads()
     facts = {"method": 16, "model": identity, "code": code(), **cache_dir.about()}

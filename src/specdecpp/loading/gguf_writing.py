@@ -30,7 +30,7 @@ from specdecpp.backends.lean import LeanModel
 from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_header import Header, TensorInfo, opened
-from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS, SIZES, Stored
+from specdecpp.loading.gguf_reading import FACTORS, FAMILIES, LLAMA3, OUTPUT_IDS, SIZES, Stored
 from specdecpp.loading.gguf_tokenizer import ENDS, JSON, WAYS
 from specdecpp.loading.models import end_ids
 
@@ -38,12 +38,7 @@ FINGERPRINT = "specdecpp.fingerprint"
 """The metadata key of the checkpoint's fingerprint."""
 _KEPT = "specdecpp.kept_layers"
 """The metadata key of the number of layers that are another file's, in what `pared` writes."""
-_ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+_ARCHITECTURES = {FAMILIES[name]: name for name in ("llama", "qwen2", "qwen3")} | {"MistralForCausalLM": "llama"}
 _WIDE = ("token_embd.weight", "output.weight")
 """Tensors of eight bits where the rest has four, as llama.cpp's own quantiser keeps these two wider."""
 _ADVICE = "llama.cpp's own convert_hf_to_gguf.py knows more"
@@ -80,7 +75,7 @@ def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision 
 
 
 def refusal(model: Any) -> str | None:
-    """The reason why a model cannot be written; None where it can. Lean's families can that are Llamas to GGUF."""
+    """The reason why a model cannot be written; None where it can."""
     if reason := LeanModel.refusal(model):
         return reason
     name, angles = type(model).__name__, model.config.rope_parameters
@@ -108,12 +103,11 @@ def cut(path: str | Path, out: str | Path, layers: int, *, model: Any = None, pr
         raise BackendError(
             f"{Path(path).name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, one at least."
         )
-    if model is None:
-        _write_cut(header, out, layers, {}, total=layers, ids=None)
-    else:
-        ids = getattr(model.config, trimmed.KEY, None)
+    total, ids, own = layers, None, {}
+    if model is not None:
+        total, ids = int(model.config.num_hidden_layers), getattr(model.config, trimmed.KEY, None)
         own = _own(_tensors(model, precision), layers)
-        _write_cut(header, out, layers, own, total=int(model.config.num_hidden_layers), ids=ids)
+    _write_cut(header, out, layers, own, total=total, ids=ids)
 
 
 def pared(path: str | Path, out: str | Path, layers: int) -> None:

@@ -1,20 +1,18 @@
 """The standalone draft in vLLM's second model runner, with CUDA graphs: `StandaloneARSpeculator` as its eagle speculators run.
 
-A step is one pass over the last two tokens of every request and one pass a further draft token. They are recorded by vLLM's
-own graph manager for every batch size: the first pass as one graph, the others as one for each length that the scheduler
-chooses from, so that the host launches two graphs a step:
+vLLM's own graph manager records the passes of a step for every batch size, the last ones as one graph for each length that the
+scheduler chooses from, so that the host launches two graphs a step:
 
     catch up (eager, only where tokens are unread) -> first (graph, two tokens a request) -> rest (graph, one pass a token)
 
 Two tokens are enough: the draft has read what it drafted, so after a verification it lacks the token that was sampled and, if
-all were accepted, the last draft token. The pass does not depend on how many tokens were verified, as vLLM's own does, and a
-second token costs a small draft nothing.
+all were accepted, the last draft token. The pass does not depend on how many tokens were verified, as vLLM's own does.
 
 A step of length 0 does nothing: no pass, no copy, no wait. What the draft then lacks, prompts included, it reads before it
 drafts again; the host counts those tokens from above, and places before the first token are padding.
 
-The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the step and the same for the batch. A threshold
-may end a step earlier (`stopping`): the further passes are then launched one by one, and left out where no request wants them.
+The scheduler (`scheduler.AdaptiveScheduler`) chooses the length before the step, for the whole batch. A threshold may end a
+step earlier (`stopping`): the further passes are then launched one by one, and left out where no request wants them.
 Draft tokens that were drawn are all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts
 and takes as the end (the next token is then the target's own), so the output keeps the target's distribution.
 
