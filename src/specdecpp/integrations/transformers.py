@@ -251,7 +251,6 @@ def _check_options(config: Any, more: dict[str, Any]) -> None:
 
 
 def _end_ids(config: Any) -> tuple[int, ...]:
-    """Ids that end a text."""
     ends = config.eos_token_id
     return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
 

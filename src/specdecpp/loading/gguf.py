@@ -106,7 +106,6 @@ class GGUF(Loadable):
 
     @cached_property
     def _file(self) -> GGUFFile:
-        """The file as llama.cpp reads it."""
         return GGUFFile(self.name)
 
     # Provenance and words

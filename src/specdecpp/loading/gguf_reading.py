@@ -184,18 +184,15 @@ def unsupported(header: Header) -> str | None:
 
 
 def _width(header: Header, key: str, default: int | None = None) -> int:
-    """A size of the architecture."""
     most = 2**31 - 1 if key == "context_length" else 2**20
     return header.integer(f"{header.text('general.architecture')}.{key}", default, least=1, most=most)
 
 
 def _real(header: Header, key: str, default: float | None = None) -> float:
-    """A positive number of the architecture."""
     return header.number(f"{header.text('general.architecture')}.{key}", default, above=0.0)
 
 
 def _head_size(header: Header) -> int:
-    """The width of a key."""
     return _width(header, "attention.key_length", _width(header, "embedding_length") // _width(header, "attention.head_count"))
 
 
@@ -236,7 +233,6 @@ def _arguments(header: Header) -> dict[str, Any]:
 
 
 def _angles(header: Header) -> dict[str, Any]:
-    """The rotary angles."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": _real(header, "rope.freq_base", 1e4)}
     kind = header.text(f"{header.text('general.architecture')}.rope.scaling.type", "none")
     if all(name in header.tensors for name in _LONG.values()):
