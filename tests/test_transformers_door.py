@@ -325,15 +325,17 @@ def test_the_models_are_left_as_they_were() -> None:
     """Catches weights that are changed or laid out anew, dropout that stays off, and hooks that pile up with every loop."""
     target = tiny_model("gpt2", seed=3, attn_pdrop=0.1)
     draft = tiny_draft(target)
-    weights = [p for model in (target, draft) for p in model.parameters()]
-    before = [(p.data_ptr(), p.detach().clone()) for p in weights]
+    before = [(p, p.data_ptr(), p.detach().clone()) for model in (target, draft) for p in model.parameters()]
     target.train()
     target.transformer.h[0].eval()
     modes = [m.training for model in (target, draft) for m in model.modules()]
     for draws in (False, True, False):
         generate(target, custom_generate=sd.custom_generate(draft, policy=sd.Fixed(k=2)), do_sample=draws)
     assert [m.training for model in (target, draft) for m in model.modules()] == modes
-    assert all(p.data_ptr() == at and torch.equal(p, old) for p, (at, old) in zip(weights, before, strict=True))
+    after = [p for model in (target, draft) for p in model.parameters()]
+    for now, (parameter, place, values) in zip(after, before, strict=True):
+        assert now is parameter
+        assert (now.data_ptr(), now.tolist()) == (place, values.tolist())
     assert all(len(model.get_output_embeddings()._forward_pre_hooks) <= 1 for model in (target, draft))
 
 
