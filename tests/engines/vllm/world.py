@@ -208,15 +208,15 @@ class World:
 
     def step(self, length: int, chunk: int = 64) -> None:
         """One step of all requests: prompts are read by chunks, others verified; then up to `length` tokens are drafted."""
-        names = list(self.requests)
-        rows = [self.requests[n] for n in names]
-        prefilling, computed, scheduled, sampled = [], [], [], []
+        rows = list(self.requests.values())
+        prefilling, computed, scheduled, upper, sampled = [], [], [], [], []
         for r in rows:
             is_prefilling = r.num_computed < r.num_prompt
+            num = min(chunk, r.num_prompt - r.num_computed) if is_prefilling else 1 + r.num_slots
             prefilling.append(is_prefilling)
             computed.append(min(r.num_computed, r.num_prompt))
-            num = min(chunk, r.num_prompt - r.num_computed) if is_prefilling else 1 + r.num_slots
             scheduled.append(num)
+            upper.append(num + (computed[-1] if is_prefilling else len(r.tokens)))
             if is_prefilling and r.num_computed + num < r.num_prompt:
                 r.num_computed += num
                 sampled.append(0)
@@ -231,10 +231,6 @@ class World:
             self.states.total_len.gpu[r.slot] = len(r.tokens)
             self.states.all_token_ids.gpu[r.slot, : len(r.tokens)] = torch.tensor(r.tokens)
         slots = np.array([r.slot for r in rows])
-        upper = [
-            c + n if p else len(r.tokens) - s + n
-            for r, p, c, n, s in zip(rows, prefilling, computed, scheduled, sampled, strict=True)
-        ]
         batch = SimpleNamespace(
             num_reqs=len(rows),
             idx_mapping=torch.tensor(slots),
