@@ -212,8 +212,9 @@ def _encoded_prompt(input_ids: Tensor, config: Any, more: dict[str, Any]) -> tup
     kept = [name for name in _KEPT if getattr(config, name, False)]
     refusals = {
         f"speculative decoding here runs one sequence at a time, got {len(input_ids)} (a batch, beams or "
-        "num_return_sequences): steps of several sequences end at different places. Call generate for each.": len(input_ids)
-        != 1,
+        "num_return_sequences): steps of several sequences end at different places. Call generate for each.": (
+            len(input_ids) != 1
+        ),
         f"{mode.value.replace('_', ' ')} is another way to decode, and custom_generate is one already.": (
             mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
         ),
