@@ -123,8 +123,12 @@ def test_models_that_would_change_are_refused(kind: str, config: dict[str, Any],
     assert list(tmp_path.iterdir()) == []
 
 
-def like_llama3(whole: dict[str, Any], steps: list[Any]) -> None:
+def like_gpt4(whole: dict[str, Any], steps: list[Any]) -> None:
     steps[0]["pattern"]["Regex"] = steps[0]["pattern"]["Regex"].replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+
+def like_llama3(whole: dict[str, Any], steps: list[Any]) -> None:
+    like_gpt4(whole, steps)
     whole["model"]["ignore_merges"] = True
 
 
@@ -140,6 +144,7 @@ def like_smollm(whole: dict[str, Any], steps: list[Any]) -> None:
     ("change", "name"),
     [
         (lambda whole, steps: None, "qwen2"),
+        (like_gpt4, "dbrx"),
         (like_llama3, "llama-bpe"),
         (like_gpt2, "gpt-2"),
         (like_smollm, "smollm"),
