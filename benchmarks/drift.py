@@ -80,7 +80,7 @@ def loaded(names: Any, draft: Path, head: bool) -> Pair:
 @torch.inference_mode()
 def changed(names: Any, folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
     """A draft whose matrices are changed, in a folder or a file of its own."""
-    from specdecpp.loading.models import model_of
+    from specdecpp.loading.choice import model_of
 
     source = model_of(names.draft, dtype=torch.float32, device=None)
     model = source.model

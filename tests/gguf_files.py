@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 from transformers import AutoTokenizer
 
 from specdecpp.loading.gguf_header import Header
@@ -53,15 +54,11 @@ def rewritten(source: Path, path: Path, *, change: Change) -> Path:
 
 
 def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    """Add a value under the type of GGUF that fits it."""
-    plain = value.decode() if isinstance(value, bytes) else value
-    for kind, named in ((bool, "bool"), (int, "uint32"), (float, "float32"), (str, "string")):
-        if isinstance(plain, kind):
-            getattr(writer, f"add_{named}")(key, plain)
-            return
-    if plain is not None:
-        items = plain if isinstance(plain, list) else plain.tolist()
-        writer.add_array(key, [item.decode() if isinstance(item, bytes) else item for item in items])
+    """Add a value, if there is one, under the type of GGUF that fits it."""
+    if value is not None:
+        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        kind = gguf.GGUFValueType.get_type(plain)
+        writer.add_key_value(key, plain, gguf.GGUFValueType.UINT32 if kind is gguf.GGUFValueType.INT32 else kind)
 
 
 def values(*without: str, **others: Any) -> Change:

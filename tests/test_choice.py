@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,17 @@ from distributions import unchecked
 from gguf_files import model_of, written
 
 from specdecpp import Pair, cache_dir, load_pair
-from specdecpp.backends import EagerModel, LeanModel, NativeModel, native, probe
-from specdecpp.errors import BackendError
-from specdecpp.loading import checks, choice
+from specdecpp.backends import EagerModel, LeanModel, LlamaCppModel, NativeModel, native, probe
+from specdecpp.errors import BackendError, MissingExtraError
+from specdecpp.loading import choice, models
 from specdecpp.loading.gguf import GGUF
+from specdecpp.loading.gguf_writing import new_file
 from specdecpp.loading.models import Checkpoint
 from specdecpp.testing import save_tiny_pair, tiny_model, tiny_tokenizer
 
 Folders = tuple[Path, Path]
 BOTH = "lean", "eager"
+without_llama_cpp = pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama.cpp is installed")
 
 
 @pytest.fixture
@@ -122,7 +125,7 @@ def test_checks_are_made_once(llama: Folders, home: Path, tmp_path: Path, monkey
     (target / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     loaded((target, draft), "lean")
     assert len(checked) == 3
-    monkeypatch.setattr(checks, "code", lambda: "another version")
+    monkeypatch.setattr(models, "code", lambda: "another version")
     loaded((target, draft), "lean")
     assert len(checked) == 5
 
@@ -133,6 +136,44 @@ def test_one_name_for_both_is_loaded_once(llama: Folders, home: Path) -> None:
     assert isinstance(pair.target, EagerModel)
     assert isinstance(pair.draft, EagerModel)
     assert pair.target.model is pair.draft.model
+
+
+# llama.cpp where it is not installed, or is and cannot be loaded
+
+
+@without_llama_cpp
+def test_a_file_of_another_architecture_says_how_to_install_llama_cpp(llama: Folders, tmp_path: Path):
+    """Catches an ImportError from the depths, a file that is looked for on the hub, and a checkpoint that is loaded first."""
+    with new_file(tmp_path / "x.gguf", "mamba", {}):
+        pass
+    for names in ((tmp_path / "x.gguf", llama[1]), (llama[0], tmp_path / "x.gguf")):
+        with pytest.raises(MissingExtraError, match=r"its architecture is mamba.*pip install 'specdecpp\[gguf\]'"):
+            loaded(names, None)
+
+
+@without_llama_cpp
+def test_asking_for_llama_cpp_without_it_says_what_is_missing(llama: Folders, tmp_path: Path):
+    """Catches a silent fall back on another backend, and a choice among several that fails because one is not there."""
+    file = written(tmp_path / "m.gguf")
+    with pytest.raises(BackendError, match=r"llama_cpp is not installed \(pip install 'specdecpp\[gguf\]'\)"):
+        loaded((file, file), "llama.cpp")
+    with pytest.raises(BackendError, match=r"llama\.cpp: it runs GGUF files, and this is a checkpoint \(name a file\)"):
+        loaded(llama, "llama.cpp")
+    assert loaded(llama, ("llama.cpp", "eager")).backends.startswith("eager")
+
+
+@without_llama_cpp
+@pytest.mark.parametrize("fault", ['RuntimeError("no shared library")', 'ImportError("no shared library")'])
+def test_a_llama_cpp_that_cannot_be_loaded_says_what_to_do(
+    fault: str, llama: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Catches a traceback of ctypes, the advice to install what is installed, and a choice that fails with it."""
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text(f"raise {fault}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BackendError, match=r"cannot be loaded \(no shared library\).*--force-reinstall"):
+        LlamaCppModel("x.gguf")
+    assert loaded(llama, ("llama.cpp", "eager")).backends.startswith("eager")
 
 
 # Memory

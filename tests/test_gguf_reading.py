@@ -25,7 +25,7 @@ from specdecpp.loading import gguf as files
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_header import Header, opened
-from specdecpp.loading.gguf_reading import Stored, digest_of
+from specdecpp.loading.gguf_reading import SIZES, Stored, digest_of
 from specdecpp.loading.gguf_tokenizer import ends_of, tokenizer_of
 from specdecpp.loading.gguf_writing import new_file
 from specdecpp.loading.pair import load_pair
@@ -131,13 +131,7 @@ def test_other_families_are_read(kind: str, window: int | None, tmp_path: Path):
         values = parameter.detach().numpy() + np.float32(1 if window and "norm" in name else 0)
         own = str(names.get_name(name, try_suffixes=(".weight",)))
         tensors[own] = Stored("F32", values.shape, values.reshape(-1, values.shape[-1]).view(np.uint8))
-    told = {
-        "context_length": c.max_position_embeddings,
-        "embedding_length": c.hidden_size,
-        "block_count": c.num_hidden_layers,
-        "feed_forward_length": c.intermediate_size,
-        "attention.head_count": c.num_attention_heads,
-        "attention.head_count_kv": c.num_key_value_heads,
+    told = {key: getattr(c, field) for key, field in SIZES.items()} | {
         "attention.key_length": 16,
         "attention.layer_norm_rms_epsilon": c.rms_norm_eps,
         "rope.freq_base": c.rope_parameters.get("full_attention", c.rope_parameters)["rope_theta"],
@@ -185,8 +179,6 @@ def test_the_tokenizer_comes_back_without_its_json(changed: Callable[[Change], P
     """Catches another way to cut texts, special tokens read as text, and a lost start token or chat template."""
     tokenizer = GGUF(changed(values("tokenizer.huggingface.json"))).tokenizer()
     texts = (*PROBES, "<|user|>\nhi</s>", "a  \n\n b", "")
-    if TOKENIZER.backend_tokenizer.normalizer is None:  # that of Qwen composes characters, which this one does not
-        texts = tuple(text for text in texts if "\u0301" not in text)
     found = ids_of(tokenizer, texts)
     assert found == ids_of(TOKENIZER, texts)
     assert [tokenizer.decode(ids) for ids in found] == [TOKENIZER.decode(ids) for ids in found]
@@ -322,6 +314,16 @@ def extra(name: str) -> Change:
     return lambda both: both["tensors"].update({name: fabricated("F32", 2, 4, seed=0)})
 
 
+def placed(form: str, value: int, *, after: int) -> Callable[[bytes], bytes]:
+    """Another type (20 bytes behind the name of a matrix), or another offset (24)."""
+
+    def spoil(data: bytes) -> bytes:
+        at = data.index(b"blk.1.attn_k.weight") + 19 + after
+        return data[:at] + struct.pack(form, value) + data[at + struct.calcsize(form) :]
+
+    return spoil
+
+
 def nan(data: np.ndarray) -> None:
     data.view("<f4")[0, 3] = np.nan
 
@@ -348,28 +350,18 @@ def infinite(data: np.ndarray) -> None:
         (tensor("blk.1.attn_v.weight", infinite), BackendError, "has blk.1.attn_v.weight with values that are infinite"),
         (extra("odd"), BackendError, "has no place for"),
         (lambda both: both["tensors"].pop("token_embd.weight"), BackendError, "has no token_embd.weight"),
+        (values(tokenizer__huggingface__json="{}"), BackendError, "a tokenizer that cannot be built"),
+        (values(tokenizer__ggml__eos_token_id=70000), BackendError, "no such id"),
+        (values("tokenizer.huggingface.json", tokenizer__ggml__model="t5"), BackendError, "of the kind t5"),
+        (values("tokenizer.huggingface.json", "tokenizer.ggml.tokens"), BackendError, "has no tokenizer.ggml.tokens"),
+        (values("tokenizer.huggingface.json", tokenizer__ggml__tokens=["a"] * 9999), BackendError, "9999 tokens and"),
     ],
 )
-def test_a_model_that_contradicts_itself_is_refused(change: Any, error: type[Exception], why: str, sound: Path, changed: Any):
-    """Catches tracebacks of transformers and numpy, models with random rows, and tables as large as a file says."""
+def test_a_file_that_contradicts_itself_is_refused(change: Any, error: type[Exception], why: str, sound: Path, changed: Any):
+    """Catches tracebacks of transformers, numpy and tokenizers, models with random rows, tables as large as a file says, and a
+    tokenizer of other ids than the model has."""
     with pytest.raises(error, match=why):
         load_pair(changed(change), draft=sound / "draft.gguf")
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (values(tokenizer__huggingface__json="{}"), "a tokenizer that cannot be built"),
-        (values(tokenizer__ggml__eos_token_id=70000), "no such id"),
-        (values("tokenizer.huggingface.json", tokenizer__ggml__model="t5"), "of the kind t5"),
-        (values("tokenizer.huggingface.json", "tokenizer.ggml.tokens"), "has no tokenizer.ggml.tokens"),
-        (values("tokenizer.huggingface.json", tokenizer__ggml__tokens=["a"] * 9999), "9999 tokens and"),
-    ],
-)
-def test_a_damaged_tokenizer_is_refused(change: Any, why: str, changed: Callable[[Change], Path]):
-    """Catches panics of the tokenizers package, and a tokenizer of other ids than the model has."""
-    with pytest.raises(BackendError, match=why):
-        GGUF(changed(change)).tokenizer()
 
 
 @pytest.mark.parametrize(
@@ -383,14 +375,18 @@ def test_a_damaged_tokenizer_is_refused(change: Any, why: str, changed: Callable
         (lambda data: data[:-100], "is too short"),
         (lambda data: data.replace(b"blk.0.ffn_up", b"blk.1.ffn_up", 1), "has blk.1.ffn_up.weight twice"),
         (lambda data: data.replace(b"llama.vocab_size", b"general.fil\xff_xx", 1), "not UTF-8"),
+        (placed("<Q", 0, after=24), "within"),
+        (placed("<Q", 33, after=24), "off its alignment of 32"),
+        (placed("<I", 77, after=20), "type 77|within|alignment"),
     ],
 )
 def test_damage_is_told(spoil: Callable[[bytes], bytes], why: str, sound: Path, tmp_path: Path):
-    """Catches views past the end of a file, memory for as many values as a file announces, and errors without a file's name."""
+    """Catches views past the end of a file, memory for as many values as a file announces, two tensors over the same bytes, and
+    errors without a file's name."""
     (tmp_path / "m.gguf").write_bytes(spoil((sound / "target.gguf").read_bytes()))
-    with pytest.raises(BackendError, match=why) as caught:
+    with pytest.raises((BackendError, MissingExtraError), match=why) as caught:
         GGUF(tmp_path / "m.gguf")
-    assert str(tmp_path / "m.gguf") in str(caught.value)
+    assert "m.gguf" in str(caught.value)
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_told(sound: Path, tmp_path: Path):
@@ -411,17 +407,6 @@ def test_what_is_no_file_is_told(tmp_path: Path):
             GGUF(tmp_path / name)
     with pytest.raises(PairError, match="device_map"):
         GGUF(tmp_path / "x.gguf", device_map="auto")
-
-
-def test_offsets_are_checked(sound: Path, tmp_path: Path):
-    """Catches two tensors over the same bytes, one off its alignment, and one of a type that does not exist."""
-    data = bytearray((sound / "target.gguf").read_bytes())
-    at = data.rindex(b"blk.1.attn_k.weight", 0, Header(sound / "target.gguf").end) + 19 + 4 + 16 + 4
-    for kind, offset, why in (("<Q", 0, "within"), ("<Q", 33, "alignment of 32"), ("<I", 77, "type 77|within|alignment")):
-        struct.pack_into(kind, data, at - 4 * (kind == "<I"), offset)
-        (tmp_path / "m.gguf").write_bytes(data)
-        with pytest.raises((BackendError, MissingExtraError), match=why):
-            GGUF(tmp_path / "m.gguf")
 
 
 # Mutations

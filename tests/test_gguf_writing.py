@@ -16,14 +16,12 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from specdecpp.backends import LeanModel
 from specdecpp.errors import BackendError
-from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_tokenizer import ENDS
-from specdecpp.loading.gguf_writing import FINGERPRINT, vocabulary_of, write
+from specdecpp.loading.gguf_writing import vocabulary_of, write
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.testing import tiny_tokenizer
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-TEXTS = ("Ann's 3 bags\n\n  of 12 apples", "<|user|>\nWHO'LL say\u2028naïve?</s>", "e\u0301\u4e2d\U0001f600  ")
 
 
 def fields(path: Path) -> dict[str, Any]:
@@ -48,11 +46,7 @@ def altered(change: Callable[[dict[str, Any], list[Any]], Any]) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "config"),
-    [
-        ("llama", {}),
-        ("qwen2", {}),
-        ("qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
-    ],
+    [("llama", {}), ("qwen2", {}), ("qwen3", {"tie_word_embeddings": True, "head_dim": 16})],
 )
 def test_another_reader_computes_the_same_logits(kind: str, config: dict[str, Any], tmp_path: Path):
     """Catches rows of q and k that are left as they are or turned twice, swapped names, tensors that are left out, lost biases,
@@ -83,7 +77,7 @@ def test_weights_in_another_layout_are_the_same(tmp_path: Path):
     assert written(tmp_path / "after.gguf", model).read_bytes() == before
 
 
-# Words, provenance, files
+# Words
 
 
 def test_every_id_keeps_its_token_and_role(tmp_path: Path):
@@ -104,15 +98,7 @@ def test_every_id_keeps_its_token_and_role(tmp_path: Path):
     assert (found["tokenizer.ggml.add_bos_token"], found["tokenizer.ggml.add_eos_token"]) == (True, False)
     assert found["tokenizer.chat_template"] == TOKENIZER.chat_template
     assert (found[ENDS], found["tokenizer.ggml.eot_token_id"]) == ("2,7", 7)
-
-
-def test_the_file_says_what_it_was_made_of(tmp_path: Path):
-    """Catches a fingerprint of something else than the checkpoint, which would part it from its heads; and a tokenizer that
-    cannot be had back exactly, as GGUF's own keys know no normaliser."""
-    model, found = model_of(), fields(written(tmp_path / "m.gguf", model_of()))
-    assert found[FINGERPRINT] == fingerprint(model)
-    again = Tokenizer.from_str(found["tokenizer.huggingface.json"])
-    assert [again.encode(text).ids for text in TEXTS] == [TOKENIZER(text).input_ids for text in TEXTS]
+    assert found["tokenizer.huggingface.json"] == tokenizer.backend_tokenizer.to_str(), "GGUF's own keys know no normaliser"
 
 
 # Refusals
@@ -137,8 +123,12 @@ def test_models_that_would_change_are_refused(kind: str, config: dict[str, Any],
     assert list(tmp_path.iterdir()) == []
 
 
-def like_llama3(whole: dict[str, Any], steps: list[Any]) -> None:
+def like_gpt4(whole: dict[str, Any], steps: list[Any]) -> None:
     steps[0]["pattern"]["Regex"] = steps[0]["pattern"]["Regex"].replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+
+def like_llama3(whole: dict[str, Any], steps: list[Any]) -> None:
+    like_gpt4(whole, steps)
     whole["model"]["ignore_merges"] = True
 
 
@@ -154,6 +144,7 @@ def like_smollm(whole: dict[str, Any], steps: list[Any]) -> None:
     ("change", "name"),
     [
         (lambda whole, steps: None, "qwen2"),
+        (like_gpt4, "dbrx"),
         (like_llama3, "llama-bpe"),
         (like_gpt2, "gpt-2"),
         (like_smollm, "smollm"),

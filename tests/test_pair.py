@@ -43,31 +43,29 @@ def pair(folders: Folders) -> sd.Pair:
 
 
 @pytest.fixture
-def target_copy(folders: Folders, tmp_path: Path) -> Path:
-    """A copy of the target, to be changed."""
-    return Path(shutil.copytree(folders[0], tmp_path / "target"))
+def copied(folders: Folders, tmp_path: Path) -> Folders:
+    """Copies of both, to be changed."""
+    target, draft = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in folders)
+    return target, draft
 
 
-@pytest.fixture
-def draft_copy(folders: Folders, tmp_path: Path) -> Path:
-    """A copy of the draft, to be damaged."""
-    return Path(shutil.copytree(folders[1], tmp_path / "draft"))
+def edited(file: str, change: Callable[[Any], Any]) -> Change:
+    """A change of what a JSON file holds."""
 
+    def changed(folder: Path) -> None:
+        values = json.loads((folder / file).read_text(encoding="utf-8"))
+        change(values)
+        (folder / file).write_text(json.dumps(values), encoding="utf-8")
 
-def edit(path: Path, change: Callable[[Any], Any]) -> None:
-    """Change a JSON file in place."""
-    values = json.loads(path.read_text(encoding="utf-8"))
-    change(values)
-    path.write_text(json.dumps(values), encoding="utf-8")
+    return changed
 
 
 def setting(file: str, **values: Any) -> Change:
-    """A change of fields of a JSON file."""
-    return lambda folder: edit(folder / file, lambda found: found.update(values))
+    return edited(file, lambda found: found.update(values))
 
 
 def vocabulary(change: Callable[[dict[str, int]], Any]) -> Change:
-    return lambda folder: edit(folder / "tokenizer.json", lambda found: change(found["model"]["vocab"]))
+    return edited("tokenizer.json", lambda found: change(found["model"]["vocab"]))
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Change:
@@ -196,23 +194,14 @@ SPLIT = r"'Hello world' becomes \[57, 8, 15, 15, 18\].*{} in the draft from toke
         (setting("tokenizer.json", pre_tokenizer={"type": "WhitespaceSplit"}), SPLIT.format(r"\[2, 2\]")),
     ],
 )
-def test_a_draft_that_is_damaged_or_does_not_fit_is_refused(
-    folders: Folders, draft_copy: Path, spoil: Change, why: str
-) -> None:
+def test_a_draft_that_is_damaged_or_does_not_fit_is_refused(folders: Folders, copied: Folders, spoil: Change, why: str) -> None:
     """Catches errors of json, tokenizers, safetensors and transformers that escape the tree or do not say which model; weights
     that transformers fills with random numbers; a model without layers, which decodes; draft tokens drawn from NaN; and
     tokenizers that are taken for one as their sizes, or their tables, are equal."""
-    spoil(draft_copy)
-    where = f" {draft_copy}" if why in (NO_TOKENIZER, NO_MODEL) else ""
+    spoil(copied[1])
+    where = f" {copied[1]}" if why in (NO_TOKENIZER, NO_MODEL) else ""
     with pytest.raises((sd.PairError, sd.BackendError), match=why + where):
-        sd.load_pair(folders[0], draft=draft_copy, backend="eager")
-
-
-def test_a_tied_output_layer_does_not_count_as_missing(tmp_path: Path) -> None:
-    """Catches a completeness check that refuses checkpoints whose output layer is the embedding."""
-    save_model(tmp_path, tie_word_embeddings=True)
-    expected = fingerprint(tiny_model("llama", seed=1, tie_word_embeddings=True))
-    assert sd.load_pair(tmp_path, draft=tmp_path).target_fingerprint == expected
+        sd.load_pair(folders[0], draft=copied[1], backend="eager")
 
 
 # One tokenizer
@@ -227,16 +216,16 @@ def test_a_folder_without_a_tokenizer_is_refused(kind: str, tmp_path: Path) -> N
     assert sd.load_pair(tmp_path, draft=tmp_path, tokenizer=tiny_tokenizer()).ends == (1,)
 
 
-def test_one_tokenizer_is_read_once(folders: Folders, draft_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_tokenizer_is_read_once(folders: Folders, copied: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a second of reading for files that are the same, files that differ in a byte and are not read, and a refusal for
     another end or padding, which a draft is never asked for."""
     own, read = models.load_tokenizer, []
     monkeypatch.setattr(models, "load_tokenizer", lambda name: read.append(name) or own(name))
     sd.load_pair(folders[0], draft=folders[1])
     assert read == [str(folders[0])]
-    setting("tokenizer_config.json", pad_token="N", eos_token="M")(draft_copy)
-    assert sd.load_pair(folders[0], draft=draft_copy).ends == (1,)
-    assert read[1:] == [str(folders[0]), str(draft_copy)]
+    setting("tokenizer_config.json", pad_token="N", eos_token="M")(copied[1])
+    assert sd.load_pair(folders[0], draft=copied[1]).ends == (1,)
+    assert read[1:] == [str(folders[0]), str(copied[1])]
 
 
 # Padded vocabularies
@@ -271,35 +260,36 @@ def test_models_of_the_wrong_width_are_refused(folders: Folders, pair: sd.Pair, 
 @pytest.mark.parametrize(
     ("named", "ends"), [([1, 7, 9], (1, 7, 9)), (None, (1,)), ([1, 64, 9], (1, 9)), (128009, ()), ([-1, 1], (1,))]
 )
-def test_the_ids_that_end_a_text(folders: Folders, target_copy: Path, named: Any, ends: Any, caplog: Any) -> None:
+def test_the_ids_that_end_a_text(folders: Folders, copied: Folders, named: Any, ends: Any, caplog: Any) -> None:
     """Catches chat models that never stop as only the tokenizer's own end counts, a text without an end where the model names
     none, and one that never ends, in silence, because its end id is that of another model."""
     for name in ("generation_config.json", "config.json") if named is None else ("generation_config.json",):
-        setting(name, eos_token_id=named)(target_copy)
-    assert sd.load_pair(target_copy, draft=folders[1]).ends == ends
+        setting(name, eos_token_id=named)(copied[0])
+    assert sd.load_pair(copied[0], draft=folders[1]).ends == ends
     assert ("the models have ids up to 63" in caplog.text) == (named not in ([1, 7, 9], None))
 
 
 def test_the_fingerprint_does_not_depend_on_dtype_or_place(tmp_path: Path) -> None:
-    """Catches a head refused for its own pair because that was loaded in another precision or moved."""
+    """Catches a head refused for its own pair because that was loaded in another precision or moved, and a completeness check
+    that refuses checkpoints whose output layer is the embedding."""
     for name, saved in (("here", torch.bfloat16), ("there", torch.float32)):
-        save_model(tmp_path / name)
-        tiny_model("llama", seed=1).to(saved).save_pretrained(tmp_path / name)
+        save_model(tmp_path / name, tie_word_embeddings=True)
+        tiny_model("llama", seed=1, tie_word_embeddings=True).to(saved).save_pretrained(tmp_path / name)
     pairs = [sd.load_pair(tmp_path / "here", draft=tmp_path / "there", dtype=d) for d in ("float32", "bfloat16")]
     prints = {p for pair in pairs for p in (pair.target_fingerprint, pair.draft_fingerprint)}
-    assert len(prints) == 1
+    assert prints == {fingerprint(tiny_model("llama", seed=1, tie_word_embeddings=True))}
 
 
-@pytest.mark.parametrize("at", [0, 1000])
-def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
+def test_a_single_weight_changes_the_fingerprint() -> None:
     """Catches a fingerprint of the shapes alone, or one that reads some of the values: a head of other weights would fit."""
     model = tiny_model("llama")
-    before = fingerprint(model)
     values = model.model.layers[1].mlp.down_proj.weight.data.view(-1)
-    values[at] *= 1.0001
-    assert fingerprint(model) == before, "bfloat16 does not tell the two apart"
-    values[at] *= 1.02
-    assert fingerprint(model) != before
+    for at in (0, 1000):
+        before = fingerprint(model)
+        values[at] *= 1.0001
+        assert fingerprint(model) == before, "bfloat16 does not tell the two apart"
+        values[at] *= 1.02
+        assert fingerprint(model) != before
 
 
 def test_the_fingerprint_is_remembered_for_the_state_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,8 +332,6 @@ def test_a_head_that_does_not_fit_is_refused(folders: Folders, pair: sd.Pair, tm
         head.save_pretrained(tmp_path)
         with pytest.raises(sd.HeadError, match=message):
             sd.load_pair(folders[0], draft=folders[1], head=tmp_path)
-        with pytest.raises(sd.HeadError, match=message):
-            replace(pair, head=head)
         with pytest.raises(sd.HeadError, match=message):
             sd.Decoder(pair, policy=sd.SpecDecPP(head=head))
 
@@ -440,11 +428,11 @@ def test_requests_that_cannot_be_decoded(decoder: sd.Decoder, prompt: Any, optio
             ask(prompt, **options)
 
 
-def test_the_models_own_generation_config_is_the_default(folders: Folders, target_copy: Path) -> None:
+def test_the_models_own_generation_config_is_the_default(folders: Folders, copied: Folders) -> None:
     """Catches sampling parameters that a model asks for and nobody follows, ones that overrule what was named, an option
     that is forgotten, and a top-k that cannot be switched off."""
-    setting("generation_config.json", temperature=0.6, top_k=20, top_p=0.95, do_sample=True)(target_copy)
-    decoder = sd.Decoder(sd.load_pair(target_copy, draft=folders[1]))
+    setting("generation_config.json", temperature=0.6, top_k=20, top_p=0.95, do_sample=True)(copied[0])
+    decoder = sd.Decoder(sd.load_pair(copied[0], draft=folders[1]))
     own = Sampling(temperature=0.6, top_k=20, top_p=0.95)
     asked: dict[str, Any] = {"temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5}
     assert decoder.start("hello", **asked).sampling == Sampling(**asked)

@@ -51,18 +51,24 @@ def ids(*tokens: int) -> torch.Tensor:
     return torch.tensor([tokens or PROMPT])
 
 
+DEFAULTS = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
+
+
 def generate(model: Any, input_ids: torch.Tensor | None = None, **options: Any) -> list[int]:
     """The new tokens of the model's own generate, 24 unless told otherwise, never ended by an id unless one is named."""
     input_ids = ids() if input_ids is None else input_ids
-    options = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0} | options
-    return model.generate(input_ids, **options)[0, input_ids.shape[1] :].tolist()
+    return model.generate(input_ids, **DEFAULTS | options)[0, input_ids.shape[1] :].tolist()
 
 
 def result(model: Any, loop: Any, **options: Any) -> Any:
     """The new tokens and the metrics of `generate` with a loop."""
-    given = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, "return_dict_in_generate": True} | options
-    output = model.generate(ids(), custom_generate=loop, **given)
+    output = model.generate(ids(), custom_generate=loop, **DEFAULTS | {"return_dict_in_generate": True} | options)
     return output.sequences[0, len(PROMPT) :].tolist(), output.metrics
+
+
+def padded(num: int) -> dict[str, torch.Tensor]:
+    """The prompt behind so many places of padding, and its mask."""
+    return {"input_ids": ids(*[0] * num, *PROMPT), "attention_mask": torch.tensor([[0] * num + [1] * len(PROMPT)])}
 
 
 def pair_of(kind: str = "llama") -> sd.Pair:
@@ -127,13 +133,11 @@ PROCESSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("num_padding", [0, 3])
 def test_processors_and_padding_shape_greedy_tokens_as_they_do_in_generate(name: str, num_padding: int) -> None:
     """Catches a processor that is left out, sees other positions or padding, or whose writing is seen twice."""
-    target, padded = model_of("llama"), ids(*[0] * num_padding, *PROMPT)
-    mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
-    options = PROCESSED[name] | {"attention_mask": mask}
+    target, prompt = model_of("llama"), padded(num_padding)
     loop = sd.custom_generate(draft_of("llama"), policy=sd.Fixed(k=3))
-    expected = generate(target, padded, **options)
-    assert generate(target, padded, custom_generate=loop, **options) == expected
-    assert (expected == generate(target, padded, attention_mask=mask)) == (name == "warpers"), "which greedy decoding ignores"
+    expected = generate(target, **prompt, **PROCESSED[name])
+    assert generate(target, custom_generate=loop, **prompt, **PROCESSED[name]) == expected
+    assert (expected == generate(target, **prompt)) == (name == "warpers"), "which greedy decoding ignores"
 
 
 SAMPLED: dict[str, dict[str, Any]] = {
@@ -151,15 +155,8 @@ def test_tokens_are_those_of_the_decoder_for_the_same_seed(name: str, num_paddin
     options = SAMPLED[name]
     decoder = sd.Decoder(pair_of(), policy=sd.CumulativeConfidence(), verification=verification)
     loop = sd.custom_generate(draft_of("llama"), policy=sd.CumulativeConfidence(), verification=verification, seed=11)
-    mask = torch.tensor([[0] * num_padding + [1] * len(PROMPT)])
-    ours = generate(
-        model_of("llama"),
-        ids(*[0] * num_padding, *PROMPT),
-        custom_generate=loop,
-        do_sample=True,
-        attention_mask=mask,
-        **({"top_k": 0} | options),
-    )
+    given: dict[str, Any] = {"do_sample": True, "top_k": 0} | options
+    ours = generate(model_of("llama"), custom_generate=loop, **padded(num_padding), **given)
     assert ours == list(decoder.generate(PROMPT, max_tokens=24, seed=11, ignore_eos=True, **options).tokens)
 
 
@@ -336,27 +333,25 @@ def test_the_models_are_left_as_they_were() -> None:
         generate(target, custom_generate=sd.custom_generate(draft, policy=sd.Fixed(k=2)), do_sample=draws)
     assert [m.training for model in (target, draft) for m in model.modules()] == modes
     after = [p for model in (target, draft) for p in model.parameters()]
-    for (parameter, place, values), now in zip(before, after, strict=True):
+    for now, (parameter, place, values) in zip(after, before, strict=True):
         assert now is parameter
-        assert now.data_ptr() == place
-        assert torch.equal(now, values)
+        assert (now.data_ptr(), now.tolist()) == (place, values.tolist())
     assert all(len(model.get_output_embeddings()._forward_pre_hooks) <= 1 for model in (target, draft))
+
+
+def trained(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
 
 
 def test_weights_that_change_between_calls_are_those_that_decode() -> None:
     """Catches a loop that goes on with what it once read: training between calls, another type, an output layer of its own."""
-    target = tiny_model("llama", seed=3)
-    draft, loop = tiny_draft(target), None
-    loop = sd.custom_generate(draft, policy=sd.Fixed(k=3))
-    assert generate(target, custom_generate=loop) == generate(target)
-    with torch.no_grad():
-        for parameter in target.parameters():
-            parameter.mul_(1.1)
-    assert generate(target, custom_generate=loop) == generate(target)
-    target.double()
-    assert generate(target, custom_generate=loop) == generate(target)
-    target.set_output_embeddings(tiny_model("llama", seed=4).double().get_output_embeddings())
-    assert generate(target, custom_generate=loop) == generate(target)
+    target, other = tiny_model("llama", seed=3), tiny_model("llama", seed=4).double().get_output_embeddings()
+    loop = sd.custom_generate(tiny_draft(target), policy=sd.Fixed(k=3))
+    for change in (lambda _: None, trained, lambda model: model.double(), lambda model: model.set_output_embeddings(other)):
+        change(target)
+        assert generate(target, custom_generate=loop) == generate(target)
 
 
 def test_a_model_that_was_used_can_be_copied() -> None:

@@ -26,7 +26,7 @@ from specdecpp.costs.clock import differ, shares
 from specdecpp.costs.practice import Practice, Practised, judge_name, texts
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.suffix import Match
-from specdecpp.loading.checks import code
+from specdecpp.loading.models import code
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostAware, Costs
 from specdecpp.policies.head import HeadPolicy

@@ -13,9 +13,10 @@ from specdecpp.backends import EagerModel, LeanModel, Model, NativeModel, famili
 from specdecpp.distillation import network
 from specdecpp.distillation.network import Shape
 from specdecpp.errors import BackendError
+from specdecpp.loading.choice import ModelSource
 from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.gguf_writing import Precision
-from specdecpp.loading.models import Checkpoint, ModelSource
+from specdecpp.loading.models import Checkpoint
 from specdecpp.loading.pair import common_vocabulary, known_ends
 from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells
 

@@ -42,6 +42,7 @@ from specdecpp.verify import TokenVerification, Verification, check_lossless, ch
 
 MakeModel = Callable[..., EagerModel]
 _FOREVER = 1e9
+_KEPT = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _PREPARED = ("attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "logits_to_keep", "cache_position")
 T = TypeVar("T")
 
@@ -203,55 +204,41 @@ class _Loop:
 
 
 def _encoded_prompt(input_ids: Tensor, config: Any, more: dict[str, Any]) -> tuple[tuple[int, ...], list[int]]:
-    """The padding on the left of the one sequence, and its tokens. Raises ValueError for what is asked and cannot be done."""
-    if input_ids.shape[0] != 1:
-        raise ValueError(
-            f"speculative decoding here runs one sequence at a time, got {input_ids.shape[0]} (a batch, beams or "
-            "num_return_sequences): steps of several sequences end at different places. Call generate for each."
-        )
-    _check_options(config, more)
-    ids, mask = input_ids[0].tolist(), more.get("attention_mask")
+    """The padding on the left of the one sequence, and its tokens. Raises ValueError for what would go unheeded."""
+    ids, mask, positions = input_ids[0].tolist(), more.get("attention_mask"), more.get("position_ids")
     num = 0 if mask is None else int((mask[0] == 0).long().cumprod(0).sum())
-    if mask is not None and not bool(mask[0, num:].all()):
-        raise ValueError(
-            "the attention mask hides tokens in the middle or at the end. Only padding on the left can be left out."
-        )
-    positions = more.get("position_ids")
-    if positions is not None and positions.flatten()[num:].tolist() != list(range(len(ids) - num)):
-        raise ValueError(
-            "position_ids other than 0, 1, 2, ... are not supported: the backends count for themselves. Leave them out."
-        )
+    mode, cache = config.get_generation_mode(), more.get("cache", more.get("past_key_values"))  # renamed in transformers 5.24
+    unknown = [name for name, value in more.items() if name not in _PREPARED and value is not None and value is not False]
+    kept = [name for name in _KEPT if getattr(config, name, False)]
+    refusals = {
+        f"speculative decoding here runs one sequence at a time, got {len(input_ids)} (a batch, beams or "
+        "num_return_sequences): steps of several sequences end at different places. Call generate for each.": (
+            len(input_ids) != 1
+        ),
+        f"{mode.value.replace('_', ' ')} is another way to decode, and custom_generate is one already.": (
+            mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+        ),
+        f"{', '.join(kept)} is not supported: the target reads several positions at once, and keeps none of them.": bool(kept),
+        f"cache_implementation={config.cache_implementation!r} is not supported: draft tokens that are rejected are cut from "
+        "the cache. Leave it out.": config.cache_implementation not in (None, "dynamic"),
+        "past_key_values is not supported: the draft has not read what is in it, and it would not be filled. Leave it out and "
+        "pass the whole text.": cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0),
+        f"{', '.join(sorted(unknown))}: not supported by speculative decoding, where both models read input_ids alone.": (
+            bool(unknown)
+        ),
+        "the attention mask hides tokens in the middle or at the end. Only padding on the left can be left out.": (
+            mask is not None and not mask[0, num:].all()
+        ),
+        "position_ids other than 0, 1, 2, ... are not supported: the backends count for themselves. Leave them out.": (
+            positions is not None and positions.flatten()[num:].tolist() != list(range(len(ids) - num))
+        ),
+    }
+    if hold := [reason for reason, holds in refusals.items() if holds]:
+        raise ValueError(hold[0])
     return tuple(ids[:num]), ids[num:]
 
 
-def _check_options(config: Any, more: dict[str, Any]) -> None:
-    """Raise ValueError for options of `generate` that would go unheeded."""
-    mode = config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise ValueError(f"{mode.value.replace('_', ' ')} is another way to decode, and custom_generate is one already.")
-    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
-        if getattr(config, name, False):
-            raise ValueError(f"{name} is not supported: the target reads several positions at once, and keeps none of them.")
-    if config.cache_implementation not in (None, "dynamic"):
-        raise ValueError(
-            f"cache_implementation={config.cache_implementation!r} is not supported: draft tokens that are rejected are cut "
-            "from the cache. Leave it out."
-        )
-    cache = more.get("cache", more.get("past_key_values"))  # renamed in transformers 5.24
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-        raise ValueError(
-            "past_key_values is not supported: the draft has not read what is in it, and it would not be filled. Leave it "
-            "out and pass the whole text."
-        )
-    unknown = [name for name, value in more.items() if name not in _PREPARED and value is not None and value is not False]
-    if unknown:
-        raise ValueError(
-            f"{', '.join(sorted(unknown))}: not supported by speculative decoding, where both models read input_ids alone."
-        )
-
-
 def _end_ids(config: Any) -> tuple[int, ...]:
-    """Ids that end a text."""
     ends = config.eos_token_id
     return () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
 
@@ -268,9 +255,7 @@ def _ranks(model: Any) -> Any:
     """The group of processes that hold shards of the model, None for a whole one. Raises ValueError for shards that are made
     for training."""
     mesh = getattr(model, "_device_mesh", None)
-    sizes: dict[str, int] = {}
-    if mesh is not None:
-        sizes = dict(zip(mesh.mesh_dim_names or ("tp",) * mesh.ndim, mesh.shape, strict=True))
+    sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names or ("tp",) * mesh.ndim, mesh.shape, strict=True))
     others = [name for name, size in sizes.items() if name != "tp" and size > 1]
     if others or getattr(model, "_is_fsdp_managed_module", False):
         raise ValueError(

@@ -6,7 +6,8 @@ are faster than one: on a busy machine, or in a container with fewer cores than 
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -18,14 +19,20 @@ from specdecpp.backends.engines import BACKENDS
 from specdecpp.backends.native import NativeModel
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import BackendError
-from specdecpp.loading.checks import code
-from specdecpp.loading.gguf import is_gguf
-from specdecpp.loading.models import ModelSource
+from specdecpp.loading.gguf import GGUF, is_gguf
+from specdecpp.loading.models import Checkpoint, code
 
 BUDGET_S, LONG_S = 1.8, 1.0
 """Seconds after which no further turn begins, and those of a first pass that says enough."""
 TOKENS, TURN, TURNS = 5, 4, 8
 log = logging.getLogger("specdecpp.loading")
+ModelSource = Checkpoint | GGUF
+
+
+def model_of(name: str | Path, *, dtype: Any, device: Any, device_map: Any = None) -> ModelSource:
+    """A GGUF file or a checkpoint, by its name."""
+    kind = GGUF if is_gguf(name) else Checkpoint
+    return kind(name, dtype=dtype, device=device, device_map=device_map)
 
 
 def choose(
@@ -41,18 +48,17 @@ def choose(
     models = (target,) if draft is None else (target, draft)
     refused: dict[str, None] = {}
     for kind in kinds or BACKENDS:
-        own = [(model, _kind(model, kind, is_order=is_order, is_draft=model is draft)) for model in models]
-        name = _named(own)
+        own = [_kind(model, kind, is_order=is_order, is_draft=model is draft) for model in models]
         try:
-            _check(own, is_order=is_order)
-            made = [own[0][0].backend(own[0][1], vocab_size=vocab_size)]
+            _check(dict(zip(models, own, strict=True)), is_order=is_order)
+            made = [target.backend(own[0], vocab_size=vocab_size)]
             if draft is not None:
-                own[1], drafts = _drafting(*own[1], vocab_size=vocab_size)
+                own[1], drafts = _drafting(draft, own[1], vocab_size=vocab_size)
                 made.append(drafts)
         except BackendError as error:
-            refused[f"{own[0][1] if kind == 'native-int8' else name}: {str(error).rstrip('.')}"] = None
+            refused[f"{own[0]}: {str(error).rstrip('.')}"] = None
         else:
-            name = _named(own)
+            name = own[0] if own[0] == own[-1] else f"{own[0]} with {own[-1]} for the draft"
             why = "as asked" if is_order else f"not others: {'; '.join(refused)}" if refused else "the first choice"
             if isinstance(made[0], NativeModel) and torch.get_num_threads() > 1:
                 num = _num_threads(made[0], target.identity)
@@ -73,28 +79,22 @@ def _kind(model: ModelSource, kind: str, *, is_order: bool, is_draft: bool) -> s
     return "eager" if kind == "lean" and not is_order and model.refusal("lean") else kind
 
 
-def _named(own: Sequence[tuple[ModelSource, str]]) -> str:
-    first, last = own[0][1], own[-1][1]
-    return first if first == last else f"{first} with {last} for the draft"
-
-
-def _drafting(draft: ModelSource, kind: str, *, vocab_size: int) -> tuple[tuple[ModelSource, str], Model]:
-    """A draft's backend and its kind. One that rounding to bytes changes too much is run with its exact activations, beside the
-    same target."""
+def _drafting(draft: ModelSource, kind: str, *, vocab_size: int) -> tuple[str, Model]:
+    """A draft's kind of backend, and the backend. One that rounding to bytes changes too much has exact activations."""
     try:
-        return (draft, kind), draft.backend(kind, vocab_size=vocab_size)
+        return kind, draft.backend(kind, vocab_size=vocab_size)
     except BackendError:
         if kind != "native-int8":
             raise
-        return (draft, "native"), draft.backend("native", vocab_size=vocab_size)
+        return "native", draft.backend("native", vocab_size=vocab_size)
 
 
-def _check(own: Iterable[tuple[ModelSource, str]], *, is_order: bool) -> None:
+def _check(kinds: dict[ModelSource, str], *, is_order: bool) -> None:
     """Raise `BackendError` where a kind cannot run its model, or copies more weights than there is room for."""
-    for model, kind in own:
+    for model, kind in kinds.items():
         if reason := model.refusal(kind):
             raise BackendError(reason)
-    copy, free = sum(model.copied_bytes(kind) for model, kind in own), cache_dir.free_bytes()
+    copy, free = sum(model.copied_bytes(kind) for model, kind in kinds.items()), cache_dir.free_bytes()
     if free is not None and copy > free and not is_order:
         raise BackendError(
             f"its copy of the weights takes {copy / 1e9:.1f} GB, and {free / 1e9:.1f} are free (ask for it by name)"
@@ -102,7 +102,7 @@ def _check(own: Iterable[tuple[ModelSource, str]], *, is_order: bool) -> None:
 
 
 def _num_threads(model: NativeModel, identity: dict[str, Any]) -> int:
-    """One thread or all, whichever reads a few tokens faster here. All are kept for good, as they are faster unless others are
+    """One thread or all, whichever reads a few tokens faster here. Only all are kept for good: one is faster where others are
     at work on the machine."""
     most = torch.get_num_threads()
     facts = {"method": 16, "model": identity, "code": code(), **cache_dir.about()}

@@ -2,11 +2,9 @@
 
     GGUF -> .backend(kind): native-int8, native (the file's own blocks), lean, eager, graphs (its values written out), llama.cpp
 
-Files of the architectures in `gguf_reading.FAMILIES` need nothing but the file; those of others are run by llama.cpp where
-llama-cpp-python is installed.
+Architectures that `gguf_reading.FAMILIES` lacks are run by llama.cpp where llama-cpp-python is installed.
 """
 
-import logging
 import math
 import re
 from collections.abc import Mapping
@@ -26,13 +24,11 @@ from specdecpp.backends.native import NativeModel
 from specdecpp.backends.native.weights import DTYPES
 from specdecpp.errors import BackendError, MissingExtraError, PairError
 from specdecpp.loading import fingerprints
-from specdecpp.loading.checks import Loadable, code
 from specdecpp.loading.gguf_header import opened
 from specdecpp.loading.gguf_reading import Stored, built, digest_of, filled, stored_as, tensors_of, unsupported
 from specdecpp.loading.gguf_tokenizer import JSON, ends_of, keys_of, tokenizer_of
+from specdecpp.loading.models import Loadable, code
 from specdecpp.loading.tokenizers import files_of, load_tokenizer
-
-log = logging.getLogger("specdecpp.loading")
 
 
 class GGUF(Loadable):
@@ -46,7 +42,7 @@ class GGUF(Loadable):
     """
 
     sampling: ClassVar[Mapping[str, float]] = {}
-    """The sampling parameters that it asks for: a file says none."""
+    """Sampling parameters that it asks for: a file names none."""
 
     def __init__(self, path: str | Path, *, dtype: Any = "auto", device: Any = None, device_map: Any = None):
         super().__init__(path)
@@ -110,24 +106,19 @@ class GGUF(Loadable):
 
     @cached_property
     def _file(self) -> GGUFFile:
-        """The file as llama.cpp reads it."""
         return GGUFFile(self.name)
 
     # Provenance and words
 
     @cached_property
     def fingerprint(self) -> str:
-        """The digest of the checkpoint where the file names it, else of all that its model computes with."""
+        """Digest of the checkpoint where the file names it, else of all that its model computes with."""
         named = self._header.text("specdecpp.fingerprint", "")
         return named if re.fullmatch("[0-9a-f]{16,64}", named) else self._digest
 
     @cached_property
     def _digest(self) -> str:
-        def made() -> str:
-            log.info("reading all of %s", self.name)
-            return digest_of(self._header)
-
-        return fingerprints.remembered(self._header.paths, made, dtype="gguf blocks")
+        return fingerprints.remembered(self._header.paths, lambda: digest_of(self._header), dtype="gguf blocks")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -142,7 +133,7 @@ class GGUF(Loadable):
 
     @property
     def words(self) -> dict[str, Any]:
-        """All that its tokenizer is made of."""
+        """What its tokenizer is made of."""
         return files_of(self._folder) if self._folder else keys_of(self._header)
 
     def tokenizer(self) -> Any:
@@ -150,7 +141,7 @@ class GGUF(Loadable):
         return load_tokenizer(self._folder) if self._folder else tokenizer_of(self._header, num_rows=self.num_rows)
 
     def ends(self, tokenizer: Any) -> tuple[int, ...]:
-        """The ids that end a text."""
+        """Ids that end a text."""
         return ends_of(self._header, num_rows=self.num_rows)
 
     # Backends

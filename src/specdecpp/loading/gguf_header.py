@@ -23,20 +23,18 @@ CHUNK = 2**22
 """Bytes that are read at a time where a few will do."""
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """GGUF's types of values with a fixed size."""
-_BOOL, _TEXT, _LIST = 7, 8, 9
+_TEXT, _LIST = 8, 9
 _ADVICE = "The file is damaged, or was not fetched whole: fetch or write it again"
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor of a file: GGML's name of its type, its shape as torch has it, and the start of its bytes, in rows of `row`.
-
-    `path` is None for a type that is not known here.
-    """
+    """A tensor of a file: GGML's name of its type, its shape as torch has it, and the start of its bytes, in rows of `row`
+    (0 for a type that is not known here)."""
 
     kind: str
     shape: tuple[int, ...]
-    path: Path | None = None
+    path: Path
     start: int = 0
     row: int = 0
 
@@ -50,15 +48,11 @@ class TensorInfo:
         return next(self.parts(self.num_bytes))
 
     def parts(self, size: int = CHUNK) -> Iterator[np.ndarray]:
-        """Its bytes, some rows at a time. Raises `BackendError` where the file cannot be read, or was cut since."""
-        assert self.path is not None, "a type that is not known has no rows"
+        """Its bytes, some rows at a time. Raises `BackendError` where the file was cut since."""
         step = max(1, size // self.row) * self.row
         for first in range(0, self.num_bytes, step):
             num = min(step, self.num_bytes - first)
-            try:
-                found = np.fromfile(self.path, np.uint8, num, offset=self.start + first)
-            except OSError as error:
-                raise BackendError(f"{self.path} cannot be read ({error.strerror}). Name a GGUF file that can be.") from error
+            found = np.fromfile(self.path, np.uint8, num, offset=self.start + first)
             if len(found) < num:
                 raise BackendError(
                     f"{self.path.name} was changed while it was read: it has {self.path.stat().st_size} bytes now. Load it "
@@ -98,7 +92,7 @@ class Header:
                 found[name] = shape, self._number("I"), self._number("Q")
         self.tensors = dict(self._placed(found))
 
-    # Values by key: each raises where the key is missing (and there is no default) or holds another type
+    # Values by key: each raises where the key is missing without a default, or holds another type
 
     def text(self, key: str, default: str | None = None) -> str:
         return self._decoded(self._value(key, default, bytes, str), key)
@@ -181,8 +175,7 @@ class Header:
 
     def _array(self, kind: int, num: int) -> np.ndarray:
         dtype = np.dtype(_SCALARS[kind])
-        found = np.frombuffer(self._take(num * dtype.itemsize), np.uint8 if kind == _BOOL else dtype)
-        return found.astype(bool) if kind == _BOOL else found  # numpy would believe a truth value of 2
+        return np.frombuffer(self._take(num * dtype.itemsize), dtype)
 
     def _placed(self, found: dict[str, tuple[tuple[int, ...], int, int]]) -> Iterator[tuple[str, TensorInfo]]:
         """Tensors with their bytes, none of which may lie outside or belong to two."""
@@ -194,7 +187,7 @@ class Header:
             if offset % alignment or offset < reached:
                 self.fail(f"puts {name} at byte {offset}, off its alignment of {alignment} or within {last}")
             if not block:
-                yield name, TensorInfo(kind, shape)
+                yield name, TensorInfo(kind, shape, self.path)
                 continue
             if shape[-1] % block:
                 self.fail(f"has {name} with rows of {shape[-1]} values in {kind}, which packs {block} at a time")

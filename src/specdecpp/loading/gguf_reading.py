@@ -2,8 +2,8 @@
 
     Header -> unsupported (a reason, or None) -> built: a model without weights -> tensors_of, stored_as, filled
 
-The keys are those of the GGUF specification. Details that a file leaves to the architecture (Gemma 3's second rotary base, its
-scale of attention) are as in llama.cpp's source, src/llama-model.cpp.
+Details that a file leaves to the architecture (Gemma 3's second rotary base, its scale of attention) are as in llama.cpp's
+source, src/llama-model.cpp.
 
 Two things are laid out in a file as transformers does not have them, and put back here: under the architecture "llama" the rows
 of q and k (llama.cpp turns neighbouring pairs, transformers the two halves of a head), which moves whole rows and leaves them
@@ -11,6 +11,7 @@ packed; and Gemma's norms, to which 1 was added.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,15 @@ FAMILIES = {
     "phi3": "Phi3ForCausalLM",
 }
 """Architectures that are read here, and their classes in transformers."""
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+"""Keys of an architecture's sizes, and the fields of its configuration in transformers."""
 FACTORS = "rope_freqs.weight"
 """The tensor of the divisors of rotary frequencies (Llama 3)."""
 OUTPUT_IDS = f"specdecpp.{trimmed.KEY}"
@@ -44,6 +54,7 @@ _SCALES = {
 }
 """Bytes of a block, and where in it its float16 scales lie."""
 _EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+log = logging.getLogger("specdecpp.loading")
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +142,9 @@ def stored_as(header: Header, name: str, own: str) -> Stored:
     entry, role, architecture = header.tensors[own], name.split(".")[-2], header.text("general.architecture")
     given = Stored(entry.kind, entry.shape, lambda: entry.data)
     if architecture == "llama" and role in ("q_proj", "k_proj"):
-        num, heads = entry.shape[0], _num_heads(header)[role == "k_proj"]
+        num, heads = entry.shape[0], _width(header, "attention.head_count")
+        if role == "k_proj":
+            heads = _width(header, "attention.head_count_kv", heads)
         order = np.arange(num).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)  # neighbouring pairs -> two halves
 
         def halves() -> np.ndarray:
@@ -171,44 +184,31 @@ def unsupported(header: Header) -> str | None:
 
 
 def _width(header: Header, key: str, default: int | None = None) -> int:
-    """A size of the architecture."""
-    return header.integer(f"{header.text('general.architecture')}.{key}", default, least=1, most=2**20)
+    most = 2**31 - 1 if key == "context_length" else 2**20
+    return header.integer(f"{header.text('general.architecture')}.{key}", default, least=1, most=most)
 
 
 def _real(header: Header, key: str, default: float | None = None) -> float:
-    """A positive number of the architecture."""
     return header.number(f"{header.text('general.architecture')}.{key}", default, above=0.0)
 
 
-def _num_heads(header: Header) -> tuple[int, int]:
-    """The numbers of heads of q, and of k and v."""
-    heads = _width(header, "attention.head_count")
-    return heads, _width(header, "attention.head_count_kv", heads)
-
-
 def _head_size(header: Header) -> int:
-    """The width of a key."""
-    return _width(header, "attention.key_length", _width(header, "embedding_length") // _num_heads(header)[0])
+    return _width(header, "attention.key_length", _width(header, "embedding_length") // _width(header, "attention.head_count"))
 
 
 def _arguments(header: Header) -> dict[str, Any]:
     """The fields of the configuration of transformers."""
     architecture = header.text("general.architecture")
-    (heads, kv_heads), size = _num_heads(header), _head_size(header)
+    heads, size = _width(header, "attention.head_count"), _head_size(header)
     layers = len({name.split(".")[1] for name in header.tensors if name.startswith("blk.")})
     if (announced := _width(header, "block_count")) != layers:  # before a model of so many is built
         header.fail(f"announces {announced} layers and has tensors of {layers}")
     if "token_embd.weight" not in header.tensors:
         header.fail("has no token_embd.weight, where each token has a row")
     found: dict[str, Any] = {
+        **{field: _width(header, key, heads if key == "attention.head_count_kv" else None) for key, field in SIZES.items()},
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
-        "hidden_size": _width(header, "embedding_length"),
-        "intermediate_size": _width(header, "feed_forward_length"),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
         "head_dim": size,
-        "max_position_embeddings": header.integer(f"{architecture}.context_length", least=1),
         "rms_norm_eps": _real(header, "attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "rope_parameters": _angles(header),
@@ -233,7 +233,6 @@ def _arguments(header: Header) -> dict[str, Any]:
 
 
 def _angles(header: Header) -> dict[str, Any]:
-    """The rotary angles."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": _real(header, "rope.freq_base", 1e4)}
     kind = header.text(f"{header.text('general.architecture')}.rope.scaling.type", "none")
     if all(name in header.tensors for name in _LONG.values()):
@@ -281,6 +280,7 @@ def digest_of(header: Header) -> str:
     Raises `BackendError` for values or scales that are infinite or no numbers: such a model may compute nonsense for some texts
     only.
     """
+    log.info("reading all of %s", header.path)
     architecture = header.text("general.architecture")
     numbers = {key: str(header.values[key]) for key in sorted(header.values) if key.startswith(f"{architecture}.")}
     digest = hashlib.sha256(str(numbers).encode())

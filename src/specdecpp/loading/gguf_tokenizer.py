@@ -31,18 +31,16 @@ _CASES = (
 
 
 class Way(NamedTuple):
-    """A way to cut texts before merging, and what goes with it.
-
-    pattern      None: GPT-2's own
-    has_words    a word that is a token skips the merges, and texts have a start token where the file does not say
-    is_composed  characters are composed by Unicode's rules first (llama.cpp leaves them)
-    has_digits   digits are cut one by one
-    """
+    """A way to cut texts before merging, and what goes with it."""
 
     pattern: str | None
+    """None: GPT-2's own."""
     has_words: bool = False
+    """A word that is a token skips the merges, and texts have a start token where the file does not say."""
     is_composed: bool = False
+    """Characters are composed by Unicode's rules first (llama.cpp leaves them)."""
     has_digits: bool = False
+    """Digits are cut one by one."""
 
     @property
     def cutting(self) -> Any:
@@ -96,7 +94,7 @@ def tokenizer_of(header: Header, *, num_rows: int) -> Any:
 
 
 def keys_of(header: Header) -> dict[str, Any]:
-    """All that a file says of its tokenizer but for the chat template: where two say the same, one need be built."""
+    """All that a file says of its tokenizer but for the chat template: where two files say the same, one need be built."""
     found = {key: value for key, value in header.values.items() if key.startswith("tokenizer.") and key != TEMPLATE}
     return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in found.items()}
 
@@ -143,11 +141,8 @@ def _built(header: Header) -> Any:
         header.fail(
             f"has a tokenizer of the kind {model}, and byte-level BPE (gpt2) and SentencePiece (llama) are read", _BESIDE
         )
-    for kind, add in (
-        (_CONTROL, backend.add_special_tokens),
-        (_UNKNOWN, backend.add_special_tokens),
-        (_ADDED, backend.add_tokens),  # texts are searched for these before all else, too
-    ):
+    for kind in (_CONTROL, _UNKNOWN, _ADDED):  # texts are searched for these before all else
+        add = backend.add_tokens if kind == _ADDED else backend.add_special_tokens
         add([AddedToken(tokens[i], normalized=False) for i in np.flatnonzero(kinds == kind).tolist()])
     start, end = [], []
     for where, role, default in ((start, "bos", is_started), (end, "eos", False)):
@@ -216,8 +211,7 @@ def _wrapped(backend: Any, header: Header) -> Any:
 
 
 class _Uncopied:
-    """A tokenizer that transformers keeps as it is: it makes a copy of what it is given, by way of text, which takes as long as
-    building it."""
+    """A tokenizer that transformers keeps as it is: its copy, by way of text, takes as long as building one."""
 
     def __init__(self, backend: Any):
         self._backend = backend

@@ -6,8 +6,7 @@
     grow    file + own part -> such a file again
 
 Rows of q and k and Llama 3's rotary angles are laid out as `gguf_reading` says. A file names the checkpoint that it was made
-from (`fingerprints`), so that a head trained on that is known to fit, and holds the whole tokenizer.json. Of a file that is cut
-the layers stay byte for byte; the last norm is the model's.
+from (`fingerprints`), so that a head trained on that is known to fit, and holds the whole tokenizer.json.
 """
 
 import json
@@ -31,24 +30,17 @@ from specdecpp.backends.lean import LeanModel
 from specdecpp.errors import BackendError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.gguf_header import Header, TensorInfo, opened
-from specdecpp.loading.gguf_reading import FACTORS, LLAMA3, OUTPUT_IDS, Stored
+from specdecpp.loading.gguf_reading import FACTORS, FAMILIES, LLAMA3, OUTPUT_IDS, SIZES, Stored
 from specdecpp.loading.gguf_tokenizer import ENDS, JSON, WAYS
 from specdecpp.loading.models import end_ids
 
 FINGERPRINT = "specdecpp.fingerprint"
 """The metadata key of the checkpoint's fingerprint."""
 _KEPT = "specdecpp.kept_layers"
-"""The number of layers that are another file's, in what `pared` writes."""
-_ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+"""The metadata key of the number of layers that are another file's, in what `pared` writes."""
+_ARCHITECTURES = {FAMILIES[name]: name for name in ("llama", "qwen2", "qwen3")} | {"MistralForCausalLM": "llama"}
 _WIDE = ("token_embd.weight", "output.weight")
 """Tensors of eight bits where the rest has four, as llama.cpp's own quantiser keeps these two wider."""
-_WAYS = ("qwen2", "llama-bpe", "gpt-2", "smollm")
-"""Ways to cut texts that are written, by llama.cpp's names."""
 _ADVICE = "llama.cpp's own convert_hf_to_gguf.py knows more"
 Tensors = Mapping[str, Stored | TensorInfo]
 """What is to be written, by GGUF's names."""
@@ -83,7 +75,7 @@ def write(model: Any, tokenizer: Any, path: str | Path, *, precision: Precision 
 
 
 def refusal(model: Any) -> str | None:
-    """The reason why a model cannot be written; None where it can. Lean's families can that are Llamas to GGUF."""
+    """The reason why a model cannot be written; None where it can."""
     if reason := LeanModel.refusal(model):
         return reason
     name, angles = type(model).__name__, model.config.rope_parameters
@@ -111,16 +103,15 @@ def cut(path: str | Path, out: str | Path, layers: int, *, model: Any = None, pr
         raise BackendError(
             f"{Path(path).name} has {num} layers, of which {layers} were asked for. Ask for fewer than it has, one at least."
         )
-    if model is None:
-        _write_cut(header, out, layers, {}, total=layers, ids=None)
-    else:
-        ids = getattr(model.config, trimmed.KEY, None)
+    total, ids, own = layers, None, {}
+    if model is not None:
+        total, ids = int(model.config.num_hidden_layers), getattr(model.config, trimmed.KEY, None)
         own = _own(_tensors(model, precision), layers)
-        _write_cut(header, out, layers, own, total=int(model.config.num_hidden_layers), ids=ids)
+    _write_cut(header, out, layers, own, total=total, ids=ids)
 
 
 def pared(path: str | Path, out: str | Path, layers: int) -> None:
-    """Write the part of a file that `cut` made which is not another's first layers: `grow` needs it beside that other."""
+    """Write the part of a file that `cut` made which `grow` needs beside the file that it was cut from."""
     header = opened(path)
     architecture = header.text("general.architecture")
     with new_file(out, architecture, _own(header.tensors, layers)) as writer:
@@ -263,12 +254,8 @@ def _describe(writer: Any, model: Any, *, name: str, precision: Precision) -> No
     writer.add_file_type(gguf.LlamaFileType[f"{share}_{precision.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    for key, field in SIZES.items():
+        writer.add_uint32(f"{writer.arch}.{key}", getattr(config, field))
     for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
         add(head_size)
     writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
@@ -290,8 +277,8 @@ def vocabulary_of(tokenizer: Any, *, size: int) -> tuple[list[str], list[int], s
         )
     tokens, kinds = zip(*(named.get(i, (f"[PAD{i}]", 5)) for i in range(size)), strict=True)
     found, has_words = _steps(whole["pre_tokenizer"]), bool(whole["model"].get("ignore_merges"))
-    for name in _WAYS:
-        if found == _steps(json.loads(WAYS[name].cutting.__getstate__())) and has_words is WAYS[name].has_words:
+    for name, way in WAYS.items():
+        if found == _steps(json.loads(way.cutting.__getstate__())) and has_words is way.has_words:
             return [*tokens], [*kinds], name
     raise BackendError(f"the tokenizer cuts texts in a way that has no name here ({json.dumps(found)[:200]}). {_ADVICE} ways.")
 

@@ -1,23 +1,24 @@
-"""A model by its name: a checkpoint of transformers (or a GGUF file, `gguf`), and the backends it can have.
+"""A model by its name: the base of checkpoints and GGUF files (`gguf`), and a checkpoint of transformers.
 
-    name -> Checkpoint | GGUF -> .backend(kind)
+    Checkpoint | GGUF -> .backend(kind), made once, and compared with transformers once on a machine
 
-A checkpoint is run in CUDA graphs (`graphs`), by code compiled for the machine (`native`), by torch with few operations
-(`lean`) or by transformers (`eager`).
+A passed check is remembered for the model, the code that runs it and the machine; a failed one is run and reported again.
 """
 
 import hashlib
 import json
 import logging
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from specdecpp import backends, cache_dir
+from specdecpp.backends import Model
 from specdecpp.backends.engines import BACKENDS
+from specdecpp.backends.families import Sketch
+from specdecpp.backends.native import NativeModel, compiler, library
 from specdecpp.errors import PairError
 from specdecpp.loading import fingerprints
-from specdecpp.loading.checks import Loadable
-from specdecpp.loading.gguf import GGUF, is_gguf
 from specdecpp.loading.tokenizers import files_of, load_tokenizer, loaded
 from specdecpp.sampling import Sampling
 
@@ -26,6 +27,41 @@ _FOR_FILES = {
     "llama.cpp": "it runs GGUF files, and this is a checkpoint (name a file)",
 }
 log = logging.getLogger("specdecpp.loading")
+
+
+class Loadable:
+    """A model by its name, with its backends over one copy of its weights in each layout."""
+
+    model: Any
+    identity: Any
+    skeleton: Any = None
+    """The model without weights, where a sketch stands for it."""
+
+    def __init__(self, name: str | Path):
+        self.name = str(name)
+        self._made: dict[tuple[str, int], Model] = {}
+
+    def backend(self, kind: str, *, vocab_size: int, **more: Any) -> Model:
+        """A backend of this kind. Raises `BackendError`."""
+        if (kind, vocab_size) not in self._made:
+            log.info("reading the weights of %s", self.name)
+            self._made[kind, vocab_size] = self._checked(BACKENDS[kind].model, vocab_size=vocab_size, **more)
+        return self._made[kind, vocab_size]
+
+    def _checked(self, kind: type, *, model: Any = None, vocab_size: int, **more: Any) -> Model:
+        model = model or self.model
+        facts = {"backend": kind.__name__, "model": self.identity, "vocab_size": vocab_size, "code": code()}
+        facts |= cache_dir.about()
+        if kind is NativeModel:
+            facts |= {"compiled": library.origin(), "activations": more.get("activations")}
+        is_known = cache_dir.recall("check", facts) is not None
+        if not is_known:
+            log.info("comparing %s with transformers on %s", kind.__name__, self.name)
+            model = self.skeleton if isinstance(model, Sketch) else model
+        made = kind(model, vocab_size=vocab_size, probe=not is_known, **more)
+        if not is_known:
+            cache_dir.remember("check", facts, {})
+        return made
 
 
 class Checkpoint(Loadable):
@@ -48,7 +84,7 @@ class Checkpoint(Loadable):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all weights."""
+        """Bytes of all weights."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def copied_bytes(self, kind: str) -> int:
@@ -57,7 +93,7 @@ class Checkpoint(Loadable):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The digest of the weights (`fingerprints`); remembered while their files stay as they are."""
+        """Digest of the weights (`fingerprints`); remembered while their files stay as they are."""
         files = fingerprints.weight_files(self.name)
         return fingerprints.remembered(files, lambda: fingerprints.fingerprint(self.model), dtype=self._where["dtype"])
 
@@ -72,18 +108,19 @@ class Checkpoint(Loadable):
 
     @property
     def words(self) -> dict[str, Any]:
-        """The files of its tokenizer."""
+        """Files of its tokenizer."""
         return files_of(self.name)
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self.name)
 
     def ends(self, tokenizer: Any) -> tuple[int, ...]:
+        """Ids that end a text."""
         return end_ids(self.model, tokenizer)
 
     @property
     def sampling(self) -> dict[str, float]:
-        """The sampling parameters that its generation config asks for, as transformers and vLLM take them from there."""
+        """Sampling parameters that its generation config asks for, as transformers and vLLM take them from there."""
         config = getattr(self.model, "generation_config", None)
         asked = config.to_diff_dict() if config is not None else {}
         return {name: asked[name] for name in Sampling.__dataclass_fields__ if asked.get(name) is not None}
@@ -95,22 +132,6 @@ class Checkpoint(Loadable):
         if kind == "graphs" and self.model.device.type != "cuda":
             return "its weights are not on a GPU"
         return BACKENDS[kind].model.refusal(self.model)
-
-
-ModelSource = Checkpoint | GGUF
-
-
-def model_of(name: str | Path, *, dtype: Any, device: Any, device_map: Any = None) -> ModelSource:
-    """A GGUF file or a checkpoint, by its name."""
-    kind = GGUF if is_gguf(name) else Checkpoint
-    return kind(name, dtype=dtype, device=device, device_map=device_map)
-
-
-def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a text: the model's generation config names them, else the tokenizer."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    named = tokenizer.eos_token_id if named is None else named
-    return () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
 
 
 def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) -> Any:
@@ -125,3 +146,22 @@ def load_model(name: str | Path, *, dtype: Any, device: Any, device_map: Any) ->
             "would be random. Load a complete checkpoint of a causal language model."
         )
     return model if device is None else model.to(device)
+
+
+def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end a text: the model's generation config names them, else the tokenizer."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    named = tokenizer.eos_token_id if named is None else named
+    return () if named is None else tuple(named) if isinstance(named, list | tuple) else (named,)
+
+
+@cache
+def code() -> str:
+    """Sixteen hex digits of what runs models here: our sources, the compiler and transformers."""
+    import transformers
+
+    folder = Path(backends.__file__).parent
+    digest = hashlib.sha256(f"{transformers.__version__} {compiler()}".encode())
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".hpp")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -17,8 +17,7 @@ from specdecpp.backends.kept import Kept
 from specdecpp.errors import PairError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading import PAIRS, shipped
-from specdecpp.loading.choice import choose
-from specdecpp.loading.models import ModelSource, model_of
+from specdecpp.loading.choice import ModelSource, choose, model_of
 from specdecpp.loading.tokenizers import check_same_tokenizer, check_spells
 from specdecpp.loading.vocabulary import DraftVocabulary, reduced
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from specdecpp import cache_dir
 from specdecpp.backends import Model, Reduces
 from specdecpp.errors import BackendError
-from specdecpp.loading.checks import code
+from specdecpp.loading.models import code
 from specdecpp.policies import Fixed
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Session
@@ -36,7 +36,8 @@ def reduced(draft: Any, asked: DraftVocabulary, *, tokenizer: Any, identity: Any
 
     Raises `BackendError` for a backend that has no reduced vocabulary, ValueError for a number below 1.
     """
-    if asked is None or (asked == "auto" and not _may_be(draft)):
+    is_whole = isinstance(draft, Reduces) and getattr(draft, "output_ids", None) is None
+    if asked is None or (asked == "auto" and not (is_whole and is_large(draft.vocab_size))):
         return draft, ""
     if asked != "auto" and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
         raise ValueError(f'draft_vocabulary must be a number of tokens, "auto" or None, got {asked!r}')
@@ -66,12 +67,6 @@ def listed(tokenizer: Any, num: int) -> list[int]:
     return sorted([*dict.fromkeys([*first, *range(num)])][:num])
 
 
-def _may_be(draft: Any) -> bool:
-    """True where there may be something to win."""
-    known = getattr(draft, "output_ids", None)
-    return isinstance(draft, Reduces) and known is None and is_large(getattr(draft, "vocab_size", 0))
-
-
 def is_large(num: int) -> bool:
     """True for a vocabulary of which the list is half at most."""
     return num >= 2 * LISTED
@@ -79,10 +74,9 @@ def is_large(num: int) -> bool:
 
 def _share(draft: Any, some: Any, facts: dict[str, Any]) -> float:
     """Time of a draft token with the reduced vocabulary over that with all tokens; from memory where it was measured before."""
-    try:
-        return float((cache_dir.recall("vocabulary", facts) or {})["share"])
-    except (KeyError, TypeError, ValueError):
-        pass
+    kept = (cache_dir.recall("vocabulary", facts) or {}).get("share")
+    if isinstance(kept, float):
+        return kept
     log.info("timing a draft token with a reduced vocabulary")
     by_draft = [[draft_s for draft_s, _ in times] for times in step_seconds(draft, draft, some)]
     whole_s, some_s = map(min, by_draft)

@@ -1,4 +1,4 @@
-"""What vLLM needs on a CPU: its environment, engines that are made once, and the sources of its newest release."""
+"""What vLLM needs on a CPU: its environment, and the sources of its newest release."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engines of this process live in it, and their drafters can be looked at
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engines of this process live in it
     "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": "1",
 }
@@ -47,34 +47,6 @@ TARGET, DRAFT = (str(REFERENCE / name) for name in ("target", "draft"))
 NEWEST = "vllm==0.33.0"
 
 
-def engine(spec: dict[str, Any] | None = None, ours: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """An engine in this process: the reference target in float32, `spec` its speculative config, `ours` the plugin's."""
-    from vllm import LLM
-
-    options: dict[str, Any] = {
-        "model": TARGET,
-        "dtype": "float32",
-        "max_model_len": 256,
-        "max_num_seqs": 64,
-        "enforce_eager": True,
-        "distributed_executor_backend": "uni",
-        "additional_config": {} if ours is None else {"specdecpp": ours},
-    }
-    if spec is not None:
-        options |= {"speculative_config": spec}
-    return LLM(**options | changes)
-
-
-def drafting(**changes: Any) -> dict[str, Any]:
-    """A speculative config: the reference draft, eight draft tokens at most, the true ratio test."""
-    return {
-        "method": "draft_model",
-        "model": DRAFT,
-        "num_speculative_tokens": 8,
-        "draft_sample_method": "probabilistic",
-    } | changes
-
-
 @pytest.fixture(scope="session")
 def newest() -> Path:
     """The Python files of the newest release for CUDA, which cannot be installed here; downloaded once (340 MB, 50 MB kept)."""
@@ -99,21 +71,13 @@ def newest() -> Path:
 
 
 @pytest.fixture(scope="session")
-def python() -> Callable[..., str]:
-    """Run a program of these tests in a new interpreter, or in two; what it prints. One that hangs is ended."""
+def python() -> Callable[..., Any]:
+    """Run a program of these tests in a new interpreter; the last JSON among vLLM's log. One that hangs is ended."""
 
-    def run(program: str, *arguments: str, ranks: int = 1, timeout_s: float = 600, **environment: str) -> str:
-        launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [sys.executable, *launcher, str(Path(__file__).parent / program), *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=timeout_s, env=os.environ | environment
-        )
+    def run(program: str, *arguments: str, **environment: str) -> Any:
+        command = [sys.executable, str(Path(__file__).parent / program), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=os.environ | environment)
         assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout
+        return json.loads([line for line in done.stdout.splitlines() if line.startswith(("{", "["))][-1])
 
     return run
-
-
-def json_in(printed: str) -> Any:
-    """The last JSON among vLLM's log."""
-    return json.loads([line for line in printed.splitlines() if line.startswith(("{", "["))][-1])

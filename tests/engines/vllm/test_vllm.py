@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DRAFT, TARGET, drafting, engine, json_in
+from conftest import DRAFT, TARGET
 from test_vllm_plugin import configuration
 
 from specdecpp.errors import BackendError
@@ -191,11 +191,11 @@ def test_a_flag_that_is_read_late_ends_a_step_one_token_later(
 
 @pytest.mark.parametrize("release", ["installed", "newest"])
 def test_the_second_runner_has_what_ours_builds_on(
-    release: str, python: Callable[..., str], request: pytest.FixtureRequest
+    release: str, python: Callable[..., Any], request: pytest.FixtureRequest
 ) -> None:
     """Catches a release on the list of known ones whose backend, scheduler or rejection sampler has changed under us."""
     path = "" if release == "installed" else str(request.getfixturevalue("newest"))
-    assert json_in(python("names.py", PYTHONPATH=os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]))) == []
+    assert python("names.py", PYTHONPATH=os.pathsep.join([path, os.environ.get("PYTHONPATH", "")])) == []
 
 
 def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -> None:
@@ -211,9 +211,9 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
 
 
 @pytest.mark.parametrize("asked", ["cumulative:0.3", "cumulative:0.1 trims"])
-def test_the_distribution_is_the_targets(asked: str, python: Callable[..., str]) -> None:
+def test_the_distribution_is_the_targets(asked: str, python: Callable[..., Any]) -> None:
     """Catches a missing draft token that is verified, other distributions than those proposed: chi-square, 500 answers."""
-    found = json_in(python("draws.py", "500", *asked.split(), CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1"))
+    found = python("draws.py", "500", *asked.split(), CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
     cells, rest = [], [0, 0.0]
     for num, p in found["rows"]:
         if 500 * p >= 5:
@@ -236,9 +236,9 @@ def test_engines_get_what_they_are_configured_for(monkeypatch: pytest.MonkeyPatc
     from specdecpp.integrations.vllm import speculator
 
     monkeypatch.setattr(configuring, "check_version", lambda: None)  # this build has another name
-    assert configuring.attach(configuration(additional_config={"specdecpp": {}}))
+    configuring.attach(configuration(additional_config={"specdecpp": {}}))
     assert model_runner.init_speculator is speculator.init_speculator
-    assert not configuring.attach(SimpleNamespace(additional_config={}))
+    configuring.attach(SimpleNamespace(additional_config={}))
     assert model_runner.init_speculator is init_speculator
     monkeypatch.setattr(model_runner, "init_speculator", test_engines_get_what_they_are_configured_for)
     with pytest.raises(BackendError, match=r"another plugin has replaced .*init_speculator by test_vllm"):
@@ -247,8 +247,12 @@ def test_engines_get_what_they_are_configured_for(monkeypatch: pytest.MonkeyPatc
 
 def test_an_engine_on_a_cpu_is_refused() -> None:
     """Catches a server that starts, and drafts as if the plugin were not there."""
+    from vllm import LLM
+
+    options: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni"}
+    drafting = {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 8}
     with pytest.raises(ValueError, match="needs vLLM's second model runner, and the first one is in use"):
-        engine(drafting(), {})
+        LLM(TARGET, speculative_config=drafting, additional_config={"specdecpp": {}}, max_model_len=256, **options)
 
 
 def test_the_plugin_can_be_loaded_again() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from test_vllm_plugin import configuration
 from torch import nn
 
 BLOCK, NUM_BLOCKS = 4, 512
@@ -145,8 +146,19 @@ class World:
             total_len=SimpleNamespace(gpu=torch.zeros(max_num_reqs, dtype=torch.int32)),
             all_token_ids=SimpleNamespace(gpu=torch.zeros(max_num_reqs, max_model_len, dtype=torch.int32)),
         )
-        config = configuration(network.num_ids, ours, most, max_num_reqs, max_model_len, max_num_tokens)
-        config.speculative_config.draft_sample_method = "probabilistic" if sizes.get("draws") else "greedy"
+        model = SimpleNamespace(
+            model="none", dtype=torch.float32, head_dtype=torch.float32, use_fp64_gumbel=False, max_model_len=max_model_len,
+            hf_config=SimpleNamespace(), get_hidden_size=lambda: network.num_ids, get_vocab_size=lambda: network.num_ids,
+        )  # fmt: skip
+        config = configuration(
+            additional_config={"specdecpp": ours},
+            model_config=model,
+            speculative_config__draft_model_config=model,
+            speculative_config__num_speculative_tokens=most,
+            speculative_config__draft_sample_method="probabilistic" if sizes.get("draws") else "greedy",
+            scheduler_config__max_num_seqs=max_num_reqs,
+            scheduler_config__max_num_batched_tokens=max_num_tokens,
+        )
         self.speculator = ours_of.AdaptiveSpeculator(config, torch.device("cpu"), self.states)
         self.speculator.model = self.draft
         self.speculator.block_tables = Blocks(max_num_reqs, max_model_len, max_num_tokens + max_num_reqs)
@@ -196,15 +208,15 @@ class World:
 
     def step(self, length: int, chunk: int = 64) -> None:
         """One step of all requests: prompts are read by chunks, others verified; then up to `length` tokens are drafted."""
-        names = list(self.requests)
-        rows = [self.requests[n] for n in names]
-        prefilling, computed, scheduled, sampled = [], [], [], []
+        rows = list(self.requests.values())
+        prefilling, computed, scheduled, upper, sampled = [], [], [], [], []
         for r in rows:
             is_prefilling = r.num_computed < r.num_prompt
+            num = min(chunk, r.num_prompt - r.num_computed) if is_prefilling else 1 + r.num_slots
             prefilling.append(is_prefilling)
             computed.append(min(r.num_computed, r.num_prompt))
-            num = min(chunk, r.num_prompt - r.num_computed) if is_prefilling else 1 + r.num_slots
             scheduled.append(num)
+            upper.append(num + (computed[-1] if is_prefilling else len(r.tokens)))
             if is_prefilling and r.num_computed + num < r.num_prompt:
                 r.num_computed += num
                 sampled.append(0)
@@ -219,10 +231,6 @@ class World:
             self.states.total_len.gpu[r.slot] = len(r.tokens)
             self.states.all_token_ids.gpu[r.slot, : len(r.tokens)] = torch.tensor(r.tokens)
         slots = np.array([r.slot for r in rows])
-        upper = [
-            c + n if p else len(r.tokens) - s + n
-            for r, p, c, n, s in zip(rows, prefilling, computed, scheduled, sampled, strict=True)
-        ]
         batch = SimpleNamespace(
             num_reqs=len(rows),
             idx_mapping=torch.tensor(slots),
@@ -246,23 +254,3 @@ class World:
     def admitted(self, request: Request, row: int, length: int) -> int:
         """How many places of a request's draft are verified in the next step."""
         return length
-
-
-def configuration(num_ids: int, ours: Any, most: int, max_num_reqs: int, max_model_len: int, max_num_tokens: int) -> Any:
-    """What the classes read of vLLM's."""
-    model = SimpleNamespace(
-        model="none", dtype=torch.float32, head_dtype=torch.float32, use_fp64_gumbel=False, max_model_len=max_model_len,
-        hf_config=SimpleNamespace(), get_hidden_size=lambda: num_ids, get_vocab_size=lambda: num_ids,
-    )  # fmt: skip
-    return SimpleNamespace(
-        additional_config={"specdecpp": ours},
-        model_config=model,
-        speculative_config=SimpleNamespace(
-            method="draft_model", num_speculative_tokens=most, draft_model_config=model, use_local_argmax_reduction=False,
-            enable_adaptive_verification=False, draft_sample_method="greedy", uses_draft_model=lambda: True,
-            kv_cache_dtype=None, uses_dynamic_speculative_decoding=lambda: True,
-        ),
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_reqs, max_num_batched_tokens=max_num_tokens),
-        parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_rank=0, decode_context_parallel_size=1),
-        compilation_config=SimpleNamespace(static_forward_context={}),
-    )  # fmt: skip

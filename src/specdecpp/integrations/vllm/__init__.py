@@ -6,9 +6,9 @@ configured for it:
     vllm serve TARGET --speculative-config '{"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 8}'
                       --additional-config '{"specdecpp": {}}'
 
-    settings     the keys there                         configuring  the way into an engine, and what is refused
-    lengths      the length of a batch's steps         scheduler    vLLM's, which asks for it
-    speculator   the passes of the draft, as graphs     stopping     a threshold that may end a step
+    configuring  settings, refusals, the way in        scheduler    vLLM's, which asks for the length of a batch's steps
+    lengths      that length                           stopping     a threshold that may end a step
+    speculator   the passes of the draft, as graphs
 """
 
 import functools
@@ -23,7 +23,7 @@ def register() -> None:
         from vllm.v1.executor.abstract import Executor  # pyright: ignore[reportMissingImports]
         from vllm.v1.worker.worker_base import WorkerBase  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        from specdecpp.integrations.vllm.settings import logger
+        from specdecpp.integrations.vllm.configuring import logger
 
         logger.error('specdecpp finds no way into this vLLM (%s): additional_config["specdecpp"] would be ignored', error)
         return

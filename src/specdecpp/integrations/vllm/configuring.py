@@ -1,10 +1,11 @@
-"""The plugin's way into an engine: configurations that it can follow, the lengths of steps, and the one name that it replaces.
+"""The plugin's way into an engine: its settings, the lengths of steps, and the one name of vLLM's that it replaces.
 
 It is made for vLLM's second model runner, the default on CUDA. There vLLM asks one function for what drafts, and the plugin
 puts its own in that place, in engines only that are configured for it. Such names move between releases, so the versions that
 were tested are listed, and others are refused.
 """
 
+import logging
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,11 +14,13 @@ from typing import Any
 
 from specdecpp.errors import BackendError
 from specdecpp.integrations.vllm.lengths import choices_up_to, schedule_of
-from specdecpp.integrations.vllm.settings import KEY, logger, policy_of
 from specdecpp.integrations.vllm.stopping import stop_rule
 from specdecpp.policies import CostAware
-from specdecpp.policy_spec import PolicySpec
+from specdecpp.policy_spec import PolicySpec, parse_policy
 
+KEY = "specdecpp"
+"""The plugin's key in vLLM's `additional_config`."""
+DEFAULT = "cost-aware"
 TESTED = ("0.32.0", "0.33.0")
 """Versions of vLLM that the tests know."""
 BACKEND, NAME = "vllm.v1.worker.gpu.model_runner", "init_speculator"
@@ -25,6 +28,23 @@ BACKEND, NAME = "vllm.v1.worker.gpu.model_runner", "init_speculator"
 HOME = "vllm.v1.worker.gpu.spec_decode"
 OURS = "specdecpp.integrations.vllm.speculator"
 SCHEDULER = "specdecpp.integrations.vllm.scheduler.Adaptive{}Scheduler"
+logger = logging.getLogger("vllm.specdecpp")
+
+
+def policy_of(vllm_config: Any) -> PolicySpec | None:
+    """The policy of an engine; None where it is not configured for the plugin. Raises ValueError for what is not known."""
+    given = getattr(vllm_config, "additional_config", None)
+    if not isinstance(given, Mapping) or KEY not in given:
+        return None
+    values = given[KEY]
+    if not isinstance(values, Mapping):
+        raise ValueError(f'additional_config["{KEY}"] must map policy to a value, got {values!r}.')
+    if unknown := sorted(set(values) - {"policy"}):
+        raise ValueError(f'additional_config["{KEY}"] knows no {unknown[0]!r}. It takes policy.')
+    policy = values.get("policy", DEFAULT)
+    if not isinstance(policy, str):
+        raise ValueError(f'additional_config["{KEY}"]["policy"] must be text, got {policy!r}.')
+    return parse_policy(policy)
 
 
 def configure(vllm_config: Any) -> None:
@@ -52,15 +72,17 @@ def configure(vllm_config: Any) -> None:
         spec.num_speculative_tokens_per_batch_size = schedule_of(choices, scheduler.max_num_seqs)
 
 
-def attach(vllm_config: Any) -> bool:
-    """Put our speculator in place, before an engine's worker makes one; vLLM's own, and False, if it is not configured.
+def attach(vllm_config: Any) -> None:
+    """Put our speculator in place, before an engine's worker makes one; vLLM's own if it is not configured.
 
     Raises ValueError for a configuration that cannot be followed, `BackendError` for an untested vLLM or a second plugin.
     """
     asked = policy_of(vllm_config)
     if asked is None:
-        _give_back()
-        return False
+        runner, ours = sys.modules.get(BACKEND), sys.modules.get(OURS)
+        if runner is not None and ours is not None and getattr(runner, NAME) is ours.init_speculator:
+            setattr(runner, NAME, getattr(import_module(HOME), NAME))
+        return
     check(vllm_config, asked)
     check_version()
     runner, ours = import_module(BACKEND), import_module(OURS).init_speculator
@@ -72,13 +94,6 @@ def attach(vllm_config: Any) -> bool:
         )
     setattr(runner, NAME, ours)
     logger.info("specdecpp drafts in this engine")
-    return True
-
-
-def _give_back() -> None:
-    runner, ours = sys.modules.get(BACKEND), sys.modules.get(OURS)
-    if runner is not None and ours is not None and getattr(runner, NAME) is ours.init_speculator:
-        setattr(runner, NAME, getattr(import_module(HOME), NAME))
 
 
 def check_version() -> None:

@@ -52,11 +52,6 @@ class Load:
         times.append(seconds)
         self.medians[length] = median(times)
 
-    @property
-    def drafts(self) -> bool:
-        """True once steps with draft tokens were timed."""
-        return any(self.times)
-
     def seconds(self, length: int) -> float:
         """Seconds of a step: its median without draft tokens, else on a line through the medians, which never falls."""
         if not length and 0 in self.times:
@@ -95,8 +90,8 @@ class Acceptance:
 class Lengths:
     """Lengths by the number of requests, as vLLM's scheduler looks them up: of `choices`, which have graphs of the target."""
 
-    def __init__(self, choices: Sequence[int], *, trims: bool = False, regret: float = CostAware.regret):
-        self._choices, self._trims, self._regret = sorted(choices), trims, regret
+    def __init__(self, choices: Sequence[int], *, trims: bool = False):
+        self._choices, self._trims = sorted(choices), trims
         self._acceptance = Acceptance(self._choices[-1])
         self._loads: dict[int, Load] = {}
         self._last: tuple[float, int, int, int] | None = None
@@ -109,7 +104,7 @@ class Lengths:
                 load.plan.extend([k] * (SETTLE + TIMED_FOR))
         if load.plan:
             return load.plan.popleft()
-        if not load.drafts:  # the steps of the plan are on their way
+        if not any(load.times):  # the plan's steps with draft tokens are on their way
             return self._choices[len(self._choices) // 2]
         best = max(self._choices, key=lambda k: load.acceptance.num_tokens(k) / load.seconds(k) * (1 if k else MARGIN))
         return self._tried(load) if not best else self._timed(load, best)
@@ -120,7 +115,7 @@ class Lengths:
         plain = load.seconds(0)
         k = max((k for k in self._choices if k), key=lambda k: load.acceptance.num_tokens(k) / load.seconds(k))
         loss = load.seconds(k) / plain - load.acceptance.num_tokens(k)
-        if (SETTLE + TRIAL) * loss > self._regret * load.num_off:
+        if (SETTLE + TRIAL) * loss > CostAware.regret * load.num_off:
             return 0
         load.num_off = 0
         load.plan.extend([k] * (SETTLE + TRIAL - 1))
@@ -148,11 +143,6 @@ class Lengths:
             if streak >= SETTLE:
                 load.add(length, now - last[0])
         self._last = None if length is None else (now, num_reqs, length, streak)
-
-    def forget(self) -> None:
-        """Drop the seconds, as of another machine; acceptance stays, but where it is kept by load."""
-        self._loads.clear()
-        self._last = None
 
     def report(self) -> str:
         """The lengths of the steps since the last report by load, with their seconds; "" if there were none."""

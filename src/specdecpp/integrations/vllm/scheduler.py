@@ -7,8 +7,8 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore[reportMissingImports]
 from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
 
+from specdecpp.integrations.vllm.configuring import logger
 from specdecpp.integrations.vllm.lengths import Lengths
-from specdecpp.integrations.vllm.settings import logger
 
 REPORT_S = 60
 

@@ -1,20 +1,18 @@
 """The standalone draft in vLLM's second model runner, with CUDA graphs: `StandaloneARSpeculator` as its eagle speculators run.
 
-A step is one pass over the last two tokens of every request and one pass a further draft token. They are recorded by vLLM's
-own graph manager for every batch size: the first pass as one graph, the others as one for each length that the scheduler
-chooses from, so that the host launches two graphs a step:
+vLLM's own graph manager records the passes of a step for every batch size, the last ones as one graph for each length that the
+scheduler chooses from, so that the host launches two graphs a step:
 
     catch up (eager, only where tokens are unread) -> first (graph, two tokens a request) -> rest (graph, one pass a token)
 
 Two tokens are enough: the draft has read what it drafted, so after a verification it lacks the token that was sampled and, if
-all were accepted, the last draft token. The pass does not depend on how many tokens were verified, as vLLM's own does, and a
-second token costs a small draft nothing.
+all were accepted, the last draft token. The pass does not depend on how many tokens were verified, as vLLM's own does.
 
 A step of length 0 does nothing: no pass, no copy, no wait. What the draft then lacks, prompts included, it reads before it
 drafts again; the host counts those tokens from above, and places before the first token are padding.
 
-The length is the scheduler's (`scheduler.AdaptiveScheduler`), chosen before the step and the same for the batch. A threshold
-may end a step earlier (`stopping`): the further passes are then launched one by one, and left out where no request wants them.
+The scheduler (`scheduler.AdaptiveScheduler`) chooses the length before the step, for the whole batch. A threshold may end a
+step earlier (`stopping`): the further passes are then launched one by one, and left out where no request wants them.
 Draft tokens that were drawn are all verified, and a place without one holds -1, which vLLM's rejection sampler never accepts
 and takes as the end (the next token is then the target's own), so the output keeps the target's distribution.
 
@@ -41,7 +39,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 )
 
 from specdecpp.errors import BackendError
-from specdecpp.integrations.vllm.settings import logger, policy_of
+from specdecpp.integrations.vllm.configuring import logger, policy_of
 from specdecpp.integrations.vllm.stopping import StopRule, stop_rule
 
 FIRST = 2
@@ -158,7 +156,8 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         if self._rule is not None:
             self._rule.start()
         num_drawn = 1
-        self._map_blocks()
+        for group in (group for groups in self.attn_groups for group in groups):
+            group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id])
         self._launch(self._first_graphs, self._first, FIRST, num, eager=is_profile)
         while num_drawn < length and not (self._rule is not None and self._rule.ends(num_drawn)):
             further = 1 if self._rule is not None else length - 1
@@ -211,11 +210,6 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
             )
             self._run_model(ids, positions, metadata, build_slot_mappings_by_layer(maps, self.kv_cache_config), None)
             left = left - now
-
-    def _map_blocks(self) -> None:
-        for groups in self.attn_groups:
-            for group in groups:
-                group.map_to_kernel_block_table(self.block_tables.input_block_tables[group.kv_cache_group_id])
 
     def _launch(self, graphs: Any, run: Any, width: int, num: int, *, eager: bool, length: int = 1) -> None:
         """Passes of `width` tokens a request, by a graph where there is one; the rest of a step of that length is one."""
