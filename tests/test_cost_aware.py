@@ -13,8 +13,17 @@ from specdecpp.costs import measuring
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.lab import ArgmaxLength, AutoOff
 from specdecpp.policies import CostAware, Costs, Fixed, Policy
-from specdecpp.policies.cost_aware import HORIZON, NEW, expected_gain
-from specdecpp.policies.learning import EVERY, LOOK, SELDOM, SHORT_S, STEADY, Account, Gains
+from specdecpp.policies.cost_aware import CREDIT, HORIZON, expected_gain
+from specdecpp.policies.learning import (
+    PLAIN_INTERVAL,
+    SHORT_INTERVAL,
+    SHORT_S,
+    STEADY,
+    STEADY_INTERVAL,
+    Account,
+    Gains,
+    PastRequests,
+)
 from specdecpp.policies.protocol import Given
 from specdecpp.sampling import Sampling, streams
 from specdecpp.session import Step
@@ -292,31 +301,36 @@ GAINED, LOST = ({1: Gains(9.0, tokens, 9.0, 9.0)} for tokens in (18.0, 4.0))
 
 @pytest.mark.parametrize(
     ("before", "costs", "first", "every"),
-    [({}, FLAT, STEADY, EVERY), ({}, SHORT, STEADY, EVERY), (LOST, SHORT, STEADY, EVERY), (GAINED, SHORT, 1, SELDOM)],
+    [
+        ({}, FLAT, STEADY, STEADY_INTERVAL),
+        ({}, SHORT, STEADY, STEADY_INTERVAL),
+        (LOST, SHORT, STEADY, STEADY_INTERVAL),
+        (GAINED, SHORT, 1, SHORT_INTERVAL),
+    ],
     ids=["long steps", "a first request or a seed", "drafting lost", "drafting paid"],
 )
 def test_what_is_put_off_is_learned_all_the_same(before: dict[int, Gains], costs: Costs, first: int, every: int):
     """Catches steps that are lost or counted twice where learning waits, and learning that waits without need."""
-    policy, late = CostAware(), replace(CostAware().start(), gains_before=before)
+    policy, late = CostAware(), replace(CostAware().start(), past=PastRequests(gains=before))
     at_once = late
-    for i, one in enumerate(steps_of(3, STEADY + 3 * SELDOM + 1)):
+    for i, one in enumerate(steps_of(3, STEADY + 3 * SHORT_INTERVAL + 1)):
         one = replace(one, costs=costs)
         late, at_once = policy.learn(late, one), at_once.after(one)
         assert len(late.pending) == max(0, i - first + 1) % every
-        assert late.settled() == at_once
+        assert late.up_to_date() == at_once
     assert policy.carry(None, late) == policy.carry(None, at_once)
     quiet = outcome(0, 0, costs)
     assert policy.learn(late, quiet) == at_once.after(quiet), "a step without draft tokens may change everything"
-    for i in range(2 * LOOK):
+    for i in range(2 * PLAIN_INTERVAL):
         late, at_once = policy.learn(late, quiet), at_once.after(quiet)
-        assert (len(late.pending), late.settled()) == (i % LOOK, at_once)
+        assert (len(late.pending), late.up_to_date()) == (i % PLAIN_INTERVAL, at_once)
         assert not late.pending or policy.rule(late, costs).threshold(0) > 1
 
 
 def test_a_rule_is_kept_until_something_is_learned():
     """Catches the rule of another policy, of other costs or of another room, and one that outlives what it was made of."""
     policy, memory = CostAware(), CostAware().start()
-    for one in steps_of(4, STEADY + 3 * EVERY):
+    for one in steps_of(4, STEADY + 3 * STEADY_INTERVAL):
         memory = policy.learn(memory, one)
         assert policy.rule(memory, FLAT) == policy.rule(replace(memory), FLAT), "by itself it would be the same"
     first = policy.rule(memory, FLAT)
@@ -332,7 +346,7 @@ def test_a_beginning_must_be_worth_what_has_to_be_read():
     costs = Costs(draft_s=C, passes={1: 1.0, 9: 1.0, 209: 21.0}, switch_s=0.5)
     poor, good = ({"1": {"num": 50.0, "tokens": 50.0 + gained, "passes": 50.0, "squares": 10.0}} for gained in (-6.0, 12.0))
     past = {"num_tested": 60.0, "num_accepted": 30.0, "num_requests": 9.0, "bias": 0.0, "slope": 1.0}
-    past |= {"num_tokens": 900.0, "lost": 9.0 + NEW * CostAware.regret}  # all that may be lost by looking is lost
+    past |= {"num_tokens": 900.0, "lost": 9.0 + CREDIT * CostAware.regret}  # all that may be lost by looking is lost
     policy = CostAware()
 
     def begins(gains: dict[str, dict[str, float]], num_unread: int) -> bool:

@@ -14,9 +14,9 @@ from specdecpp.lab import AutoOff, Bandit
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Costs, Fixed, cost_aware
 from specdecpp.policies.cost_aware import TRIAL
-from specdecpp.policies.learning import Account, Experience, Gains
+from specdecpp.policies.learning import Account, Belief, Experience, Gains
 from specdecpp.policies.protocol import Given
-from specdecpp.policies.score import Belief, Score, by_q, logit
+from specdecpp.policies.score import Score, by_q, logit
 from specdecpp.testing import TableModel, tiny_tokenizer
 
 FLAT = Costs.relative(0.2)
@@ -123,7 +123,7 @@ def test_without_regret_it_never_tries() -> None:
 
 def test_a_draft_that_is_off_reads_nothing_and_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a prompt that a draft reads for nothing, and draft tokens from a draft that has missed a part of the context."""
-    monkeypatch.setattr(cost_aware, "NEW", 0)  # else it may look at once
+    monkeypatch.setattr(cost_aware, "CREDIT", 0)  # else it may look at once
     costs = Costs.relative(0.9)
     alone = Decoder(pair(), policy=Fixed(k=0)).generate([1, 2, 3, 4], max_tokens=60, temperature=0, ignore_eos=True)
     session = Decoder(pair(), policy=CostAware(prior=0.3, regret=0.5), costs=costs).start(
@@ -253,7 +253,7 @@ def test_requests_without_a_seed_teach_each_other() -> None:
     later, seeded = (decoder.start([1, 2], max_tokens=60, ignore_eos=True, seed=seed) for seed in (None, 5))
     assert seeded._memory == fresh
     assert later._memory != fresh
-    assert later._memory.acceptance_before is not None
+    assert later._memory.past.num_requests
     other = decoder.start([1, 2], max_tokens=60, ignore_eos=True, temperature=0.5)
     assert other._memory == fresh, "another way of sampling has its own"
 
@@ -265,9 +265,9 @@ def test_a_later_process_begins_there(tmp_path: Path, monkeypatch: pytest.Monkey
     costs = Costs.relative(0.1)
     Decoder(known, costs=costs).generate([1, 2], max_tokens=60, ignore_eos=True)
     begun = Decoder(known, costs=costs).start([1, 2], ignore_eos=True)._memory
-    assert begun.acceptance_before is not None
+    assert begun.past.num_requests
     other = replace(known, draft_fingerprint="c")
-    assert Decoder(other, costs=costs).start([1, 2], ignore_eos=True)._memory.acceptance_before is None
+    assert not Decoder(other, costs=costs).start([1, 2], ignore_eos=True)._memory.past.num_requests
     (file,) = cache_dir.folder().glob("experience-*")
     for content in (
         "{}",
@@ -278,7 +278,7 @@ def test_a_later_process_begins_there(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         file.write_text(content)
         session = Decoder(known, costs=costs).start([1, 2], max_tokens=9, ignore_eos=True)
-        assert session._memory.acceptance_before is None
+        assert not session._memory.past.num_requests
         while session.finish_reason is None:
             session.step()
 
@@ -328,5 +328,6 @@ def test_lessons_fade() -> None:
     experience = Experience(policy)
     for accepted in [0] * 40 + [1] * 40:
         experience.add(policy.start().with_step(outcome(1, accepted, DEAR, judged=(0.6,))))
-    share = experience.begin().acceptance_before
+    past = experience.begin().past
+    share = past.num_accepted / past.num_tested
     assert 0.85 < share < 0.97

@@ -90,7 +90,7 @@ class Practice:
             survivals = accumulate(rule.read(one.judged), mul, initial=1.0)
             num = next((k for k, s in enumerate(survivals) if s < rule.threshold(k)), one.num_drafted)
             memory = policy.learn(memory, one.cut(min(max(num, 1), one.num_drafted), costs))
-        return policy.carry(None, replace(memory.settled(), num_tokens=0, lost=0.0))  # it has cost no request anything
+        return policy.carry(None, replace(memory.up_to_date(), num_tokens=0, lost=0.0))  # it has cost no request anything
 
 
 def judge_name(policy: Any) -> str:
