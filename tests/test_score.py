@@ -113,14 +113,6 @@ def test_drafting_comes_back_when_it_pays() -> None:
     assert seconds < 0.9 * tokens * DEAR.verify_s(1)
 
 
-def test_without_regret_it_never_tries() -> None:
-    """Catches a trial that nobody allowed."""
-    with unchecked():
-        _, tokens, seconds, drafted = steps(CostAware(prior=0.2, regret=0.0), 0.9, 300, seed=1)
-    assert (tokens, drafted) == (300, 0)
-    assert seconds == pytest.approx(300.0)
-
-
 def test_a_draft_that_is_off_reads_nothing_and_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a prompt that a draft reads for nothing, and draft tokens from a draft that has missed a part of the context."""
     monkeypatch.setattr(cost_aware, "CREDIT", 0)  # else it may look at once
@@ -160,15 +152,6 @@ def test_what_it_takes_to_switch_is_part_of_a_trial() -> None:
     assert trials, "it looks again"
     assert min(trials) >= TRIAL
     assert seconds <= (1 + 2 * policy.regret) * tokens
-
-
-def test_a_long_prompt_is_not_read_for_a_small_gain() -> None:
-    """Catches a draft that reads thousands of tokens where drafting gains next to nothing."""
-    costs = Costs(draft_s=0.2, passes={1: 1.0, 17: 5.0})
-    policy = CostAware(prior=0.5)
-    short, long = (policy.start(Given(num_unread=num)) for num in (10, 2000))
-    assert policy.rule(short, costs).least[0] <= 1
-    assert policy.rule(long, costs).least[0] > 1
 
 
 WRAPS = [lambda rule: rule, lambda rule: AutoOff(policy=rule), lambda rule: Bandit(arms=(rule, rule))]
