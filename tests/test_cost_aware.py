@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from distributions import Request, outcome, random_head, unchecked
+from distributions import Request, outcome, random_head
 from distributions import drafted as host_draft
 
 from specdecpp import Decoder, Pair
@@ -31,9 +31,7 @@ from specdecpp.step import Draft
 from specdecpp.testing import TableModel, tiny_tokenizer
 from specdecpp.verify import BlockVerification, TokenVerification
 
-C, LOW, HIGH = 0.22, 0.5, 0.95
-MEAN = (LOW + HIGH) / 2
-"""Acceptances of an independent process: low or high with equal chance, known as soon as a draft token is drawn."""
+C, MEAN = 0.22, 0.725
 FLAT = Costs.relative(C)
 
 
@@ -72,38 +70,6 @@ def rule(form: str = "look_ahead", **options) -> CostAware:
     return CostAware(head=Says(0.0, form=form), **options)
 
 
-def best_threshold(costs: Costs, thresholds: np.ndarray) -> tuple[float, float]:
-    """(rate, h) of the best rule "stop once 1 - S > h" on the process, by the distribution of S at every depth."""
-    rates = []
-    for h in thresholds:
-        states, tokens, seconds = {1.0: 1.0}, 1.0, 0.0
-        for k in range(60):
-            going = {s: w for s, w in states.items() if 1 - s <= h}
-            seconds += (sum(states.values()) - sum(going.values())) * costs.step_s(k)
-            states = {}
-            for s, w in going.items():
-                for a in (LOW, HIGH):
-                    states[s * a] = states.get(s * a, 0.0) + w / 2
-            tokens += sum(s * w for s, w in states.items())
-        seconds += sum(states.values()) * costs.step_s(60)
-        rates.append(tokens / seconds)
-    at = int(np.argmax(rates))
-    return rates[at], float(thresholds[at])
-
-
-def simulated(policy: CostAware, costs: Costs, num_steps: int, *, seed: int) -> Account:
-    """Steps of the process under the rule, which takes m from the acceptance so far."""
-    generator, memory = np.random.default_rng(seed), policy.start()
-    for _ in range(num_steps):
-        judged: list[float] = []
-        while not policy.stop(seen(costs, judged=tuple(judged)), memory) and len(judged) < policy.max_tokens:
-            judged.append(float(generator.choice((LOW, HIGH))))
-        is_rejected = generator.random(len(judged)) >= np.array(judged)
-        accepted = int(is_rejected.argmax()) if is_rejected.any() else len(judged)
-        memory = policy.learn(memory, outcome(len(judged), accepted, costs))
-    return memory
-
-
 # The threshold it finds
 
 
@@ -115,16 +81,6 @@ def test_once_the_rate_is_known_it_is_the_threshold_of_the_theory(rate: float):
     for judged in ((1 - threshold - 1e-4,), (1 - threshold + 1e-4,), (0.9, (1 - threshold - 1e-4) / 0.9)):
         is_over = 1 - np.prod(judged) > threshold
         assert (rule().stop(seen(judged=judged), ledger) is not None) == is_over
-
-
-def test_it_achieves_what_the_best_threshold_does():
-    """Catches a rate that settles elsewhere. 2.5 % is over four standard errors: false alarm for one seed in 10^4."""
-    best, h = best_threshold(FLAT, np.linspace(0.02, 0.98, 49))
-    with unchecked():
-        ledger = simulated(rule(), FLAT, 6_000, seed=1)
-    assert ledger.num_tokens / ledger.seconds == pytest.approx(best, rel=0.025)
-    assert 1 - C * rule().rate(ledger, FLAT) / MEAN == pytest.approx(h, abs=0.15)  # S takes few values: h has room
-    assert ledger.num_accepted / ledger.num_tested == pytest.approx(MEAN, abs=0.1)
 
 
 @pytest.mark.parametrize("form", ["look_ahead", "lagged"])
@@ -147,27 +103,19 @@ def test_cheap_drafts_go_on_and_dear_ones_stop(c: float, bounds: dict, expected:
         assert draft.num_tokens == (expected if c < 1 or least is None else least)
 
 
-def test_the_whole_curve_is_weighed():
-    """Catches costs of which only the draft's part is weighed, and a rule that sees one draft token ahead only."""
-    steep = Costs(draft_s=0.01, passes={1: 1.0, 21: 21.0})
-    assert rule().stop(seen(judged=(0.9,)), Account()) is None
-    assert rule().stop(seen(steep, judged=(0.9,)), Account()) is not None
-    stepped = Costs(draft_s=0.01, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
-    memory = known(2400, 1000.0, 1000, 900)
-    draft = seen(stepped, judged=(0.95, 0.95))
-    assert 2.4 * stepped.added_s(2) > 0.95**2 * 0.9, "the next draft token alone does not pay"
-    assert rule().stop(draft, memory) is None
-    assert rule(max_tokens=3).stop(draft, memory) is not None
-
-
 def test_a_plan_is_worth_what_its_draft_tokens_are_each_after_the_other():
-    """Catches later draft tokens of a plan that count as if those before them were certain, or as much as the first."""
+    """Catches later draft tokens of a plan that count as if those before them were certain, or as much as the first, plans that
+    go on beyond the limit, and costs of which only the draft's part is weighed."""
     stepped = Costs(draft_s=0.001, passes={1: 1.0, 3: 1.0, 4: 1.9, 30: 1.9})
     memory = known(10**9, 1e9, 10**9, 6 * 10**8)
     plans = range(1, HORIZON + 1)
     least = min((0.001 * j + 0.9) / sum(0.6**i for i in range(1, j + 1)) for j in plans)
     for survival, is_going in ((1.001 * least, True), (0.999 * least, False)):
         assert (rule().stop(seen(stepped, judged=(1.0, survival)), memory) is None) == is_going
+    assert rule(max_tokens=3).stop(seen(stepped, judged=(1.0, 1.001 * least)), memory) is not None
+    steep = Costs(draft_s=0.01, passes={1: 1.0, 21: 21.0})
+    assert rule().stop(seen(judged=(0.9,)), Account()) is None
+    assert rule().stop(seen(steep, judged=(0.9,)), Account()) is not None
 
 
 # What it goes by

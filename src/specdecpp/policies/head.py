@@ -118,10 +118,9 @@ def skips_forced(policy: Policy) -> bool:
 
 def judges_plainly(judge: Policy) -> bool:
     """True where a rule judges as `HeadPolicy` does, which compiled engines can: a subclass may have a way of its own."""
-    kind = type(judge)
-    if not (issubclass(kind, HeadPolicy) and kind.judge is HeadPolicy.judge):
+    if not isinstance(judge, HeadPolicy) or type(judge).judge is not HeadPolicy.judge:
         return False
-    return judge.head is None or kind.estimator is HeadPolicy.estimator
+    return judge.head is None or type(judge).estimator is HeadPolicy.estimator
 
 
 def judges_by_q(judge: Policy | None) -> bool:

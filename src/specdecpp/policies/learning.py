@@ -123,18 +123,17 @@ class PastRequests:
     """By load."""
 
     @classmethod
-    def parse(cls, found: Mapping[str, Any] | None) -> "PastRequests":
+    def parse(cls, found: Any) -> "PastRequests":
         """Read the JSON form. What cannot be read, or cannot be statistics, teaches nothing."""
-        names = [f.name for f in fields(cls) if f.name != "gains"]
         try:
-            gains = {int(load): Gains(**sums) for load, sums in (found or {})["gains"].items()}
-            past = cls(gains=gains, **{name: (found or {})[name] for name in names})
+            gains = {int(load): Gains(**sums) for load, sums in found["gains"].items()}
+            past = cls(gains=gains, **{f.name: found[f.name] for f in fields(cls) if f.name != "gains"})
+            sums = past.num_accepted, past.num_tested - past.num_accepted, past.num_tokens, past.lost, past.slope
+            are_sums = all(0 <= x < math.inf for x in chain(sums, *gains.values()))
+            is_sound = are_sums and 0 < past.num_requests < math.inf and max(abs(past.bias), past.slope) < MAX_SCORE
         except (AttributeError, KeyError, TypeError, ValueError):
             return cls()
-        numbers = [*(abs(past.bias) if name == "bias" else getattr(past, name) for name in names)]
-        are_sums = all(isinstance(x, float) and 0 <= x < math.inf for x in chain(numbers, *gains.values()))
-        is_sound = are_sums and past.num_requests > 0 and past.num_tested >= past.num_accepted
-        return past if is_sound and max(abs(past.bias), past.slope) < MAX_SCORE else cls()
+        return past if is_sound else cls()
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `parse`."""

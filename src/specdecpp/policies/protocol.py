@@ -1,8 +1,11 @@
-"""The protocol of a stopping rule.
+"""The protocol of a stopping rule: what it sees (`DraftSoFar`, `Outcome`), what it says (`Rule`, `Stop`), and `Policy`.
 
-A policy is a frozen configuration with pure methods. What it must remember between the steps of a request is an opaque
-`memory` that the session keeps for it. Within a step it sees only the draft's side: the draft tokens so far, their q, the
-head's estimates. It never sees the target's probabilities.
+    memory = policy.start(given)
+    each step:  rule = policy.rule(memory, costs)  ->  draft tokens, until rule.stop(draft)  ->  verification
+                memory = policy.learn(memory, outcome)
+
+A policy is a frozen configuration with pure methods; the session keeps its memory. Within a step it sees only the draft's side:
+the draft tokens so far, their q, the head's estimates. It never sees the target's probabilities.
 
 Why that is lossless: whether to go on is a function of the draft tokens already drawn, and the last of them stays. They are
 then an *adapted* stopping of the draft's own process, for which token and block verification keep the target's distribution
@@ -99,21 +102,6 @@ class Evidence(Enum):
     SURVIVAL = "survival"
     """The product of the estimates of what was judged, each as the rule's score reads it."""
 
-    def of(self, draft: DraftSoFar) -> float:
-        """The value after the draft tokens so far."""
-        if not draft.num_tokens:
-            return 1.0
-        match self:
-            case Evidence.LAST_Q:
-                return draft.confidence(-1)
-            case Evidence.PRODUCT_OF_Q:
-                return draft.cumulative_confidence
-            case Evidence.NEGATIVE_ENTROPY:
-                return -draft.entropy(-1)
-            case Evidence.SURVIVAL:
-                return draft.survival
-        return 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -148,7 +136,7 @@ class Rule:
     score: Score | None = None
 
     def stop(self, draft: DraftSoFar) -> Stop | None:
-        """Reason why no further draft token is wanted; None to go on."""
+        """A reason to stop, or None to go on."""
         if not self.least or (value := self.value(draft)) >= self.threshold(draft.num_tokens):
             return None
         return self.why(draft.num_tokens, value)
@@ -164,16 +152,23 @@ class Rule:
 
     def value(self, draft: DraftSoFar) -> float:
         """The evidence now."""
-        if self.score is None or self.evidence is not Evidence.SURVIVAL:
-            return self.evidence.of(draft)
-        return math.prod(self.read(draft.judged), start=1.0)
+        match self.evidence if draft.num_tokens else Evidence.NOTHING:
+            case Evidence.LAST_Q:
+                return draft.confidence(-1)
+            case Evidence.PRODUCT_OF_Q:
+                return draft.cumulative_confidence
+            case Evidence.NEGATIVE_ENTROPY:
+                return -draft.entropy(-1)
+            case Evidence.SURVIVAL:
+                return draft.survival if self.score is None else math.prod(self.read(draft.judged), start=1.0)
+        return 1.0
 
     def read(self, judged: Sequence[float]) -> list[float]:
         """Estimates as probabilities."""
         return list(judged if self.score is None else map(self.score, judged))
 
     def why(self, k: int, value: float) -> Stop:
-        """The reason of a stop after k draft tokens, the evidence being `value`."""
+        """The reason of a stop after k draft tokens at this evidence."""
         return Stop(self.words, self.evidence, value, self.threshold(k))
 
 
@@ -200,8 +195,7 @@ NO_PAST = Given()
 class Policy:
     """Base of every rule: bounds on the number of draft tokens, and what it decides and learns.
 
-    `start` gives the memory of a request; `rule`, or `stop` where no threshold can say it, ends drafting; `learn` changes the
-    memory after a step. Write your own by overriding `stop`:
+    Most rules override `rule` alone, or `stop` where no threshold can say it:
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class UntilRare(Policy):
@@ -242,8 +236,7 @@ class Policy:
         return ()
 
     def engine(self) -> Any:
-        """The engine of a rule whose draft is not one sequence of a draft model's tokens, such as a tree (`step.Engine`); None
-        for the others, which any engine runs."""
+        """The engine (`step.Engine`) of a rule whose draft is not one sequence of tokens, such as a tree; None: any engine."""
         return None
 
     def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
@@ -289,10 +282,7 @@ class Policy:
 
 
 def rule_of(policy: Policy, memory: Any, costs: "Costs | None") -> Rule | None:
-    """The rule of the coming step, which asks nothing below the policy's least number of draft tokens.
-
-    None where the policy has to be asked: where a subclass has overridden what the rule stands for.
-    """
+    """The rule of the coming step, without thresholds below `min_tokens`; None where the policy's `stop` has to be asked."""
     if not _says_its_rule(type(policy)):
         return None
     rule = policy.rule(memory, costs)
@@ -304,6 +294,7 @@ def rule_of(policy: Policy, memory: Any, costs: "Costs | None") -> Rule | None:
 
 @lru_cache(maxsize=256)
 def _says_its_rule(kind: type[Policy]) -> bool:
+    """False where a subclass has overridden the `stop` that follows from the rule."""
     first = next(found for found in kind.__mro__ if vars(found).keys() & {"rule", "stop"})
     return "rule" in vars(first)
 
@@ -340,7 +331,7 @@ class Decision:
         return list(judged) if self.rule is None else self.rule.read(judged)
 
     def stop(self, draft: DraftSoFar) -> "Stop | None":
-        """Reason why no further draft token is wanted; None to go on. Asked before each draft token below the limit."""
+        """A reason to stop, or None to go on. Asked before each draft token below the limit."""
         if self.rule is not None:
             return self.rule.stop(draft)
         if draft.num_tokens < self.policy.min_tokens:
