@@ -83,27 +83,18 @@ def measured(pair: Pair) -> Costs:
 
 def known(pair: Pair) -> Known:
     """Costs that an earlier process has kept of a pair, else measured now and kept."""
-    kept = cache_dir.recall("costs", _about(pair)) if pair.is_identified else None
+    kept: Any = cache_dir.recall("costs", _about(pair)) if pair.is_identified else None
     try:
-        if kept:
-            found = Known(
-                costs=Costs.parse(kept),
-                now=Costs.parse(kept["now"]),
-                practice=Practice.parse(kept["practice"]),
-                is_new=False,
-                is_steady=kept.get("is_steady") is not False,
-            )
-            if differ(shares(found.costs), shares(found.now)):
-                found = replace(found, costs=found.now)
-                keep(pair, found)
-            return found
-    except (ValueError, KeyError, TypeError):
-        pass  # of another version, or damaged: measured again
-    cycles, practice = timed(pair, BUDGET_S)
-    costs = costs_of(pair, cycles)
-    times = [[step.verify_s for cycle in cycles for step in cycle.runs.get(k, ())] for k in LENGTHS]
-    found = Known(costs=costs, now=costs, practice=practice, is_steady=cache_dir.is_steady(times))
-    if pair.is_identified:
+        costs, now, practice = Costs.parse(kept), Costs.parse(kept["now"]), Practice.parse(kept["practice"])
+        is_steady = kept.get("is_steady") is not False
+        is_changed = differ(shares(costs), shares(now))
+        found = Known(costs=now if is_changed else costs, now=now, practice=practice, is_new=False, is_steady=is_steady)
+    except (ValueError, KeyError, TypeError):  # there are none, or of another version, or damaged
+        cycles, practice = timed(pair, BUDGET_S)
+        costs, is_changed = costs_of(pair, cycles), True
+        times = [[step.verify_s for cycle in cycles for step in cycle.runs.get(k, ())] for k in LENGTHS]
+        found = Known(costs=costs, now=costs, practice=practice, is_steady=cache_dir.is_steady(times))
+    if is_changed and pair.is_identified:
         keep(pair, found)
     return found
 
