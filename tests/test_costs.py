@@ -62,14 +62,6 @@ def test_impossible_costs_are_refused(bad: dict):
         Costs(**bad)
 
 
-def test_equal_costs_are_one_key():
-    """Catches costs that cannot be remembered by, or that collide with others."""
-    same = Costs(draft_s=0.5, passes={5: 2.5, 3: 2.0, 1: 1.0})
-    assert {CURVE: 1}[same] == 1
-    assert Costs(draft_s=0.5, passes={1: 1.0}) not in {CURVE: 1}
-    assert hash(replace(CURVE, switch_s=3.0)) != hash(CURVE)
-
-
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.9, 1.0])
 @pytest.mark.parametrize("c", [0.0, 0.1, 0.5, 1.5])
 def test_the_best_length_is_the_best_of_all(acceptance: float, c: float):

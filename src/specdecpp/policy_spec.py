@@ -9,12 +9,11 @@ Rules made of rules name them after their own parameters, if any:
 A rule may read what follows its name itself (`Policy.read`), as the lab's trees: tree:costs, tree:4x2x1.
 """
 
-from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, get_origin
 
 from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
-from specdecpp.policies.head import takes_head
+from specdecpp.policies.head import takes_head, with_parts
 from specdecpp.verify import check_parts, verifications
 
 if TYPE_CHECKING:
@@ -47,17 +46,17 @@ class PolicySpec:
     @property
     def takes_head(self) -> bool:
         """Tell whether a head makes a difference."""
-        return any(takes_head(type(part)) for part in _with_parts(self.policy))
+        return any(takes_head(type(part)) for part in with_parts(self.policy))
 
     @property
     def needs_head(self) -> bool:
         """Tell whether there is no such rule without a head."""
-        return any(map(_needs_head, _with_parts(self.policy)))
+        return any(map(_needs_head, with_parts(self.policy)))
 
     def build(self, head: "AcceptanceHead | None") -> Policy:
         """The policy, with its head where it needs one. Raises ValueError when there is none."""
         if head is None and self.needs_head:
-            name = next(_name_of(part) for part in _with_parts(self.policy) if _needs_head(part))
+            name = next(_name_of(part) for part in with_parts(self.policy) if _needs_head(part))
             raise ValueError(
                 f"the policy {name} needs an acceptance head, and this pair has none. Name one with --head, "
                 "or choose a rule that needs none, such as cumulative."
@@ -150,13 +149,6 @@ def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
     if chat is None:
         chat = bool(getattr(pair.tokenizer, "chat_template", None))
     return [{"role": "user", "content": text}] if chat else text
-
-
-def _with_parts(policy: Policy) -> Iterator[Policy]:
-    """The rule and all that it is made of."""
-    yield policy
-    for part in policy.parts:
-        yield from _with_parts(part)
 
 
 def _needs_head(policy: Policy) -> bool:

@@ -2,6 +2,7 @@
 threshold."""
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -93,6 +94,13 @@ class SpecDecPP(HeadPolicy):
         return Rule(Evidence.SURVIVAL, (1 - self.threshold,))
 
 
+def with_parts(policy: Policy) -> Iterator[Policy]:
+    """The rule and all that it is made of."""
+    yield policy
+    for part in policy.parts:
+        yield from with_parts(part)
+
+
 def takes_head(kind: type[Policy]) -> bool:
     """True for rules with a parameter `head`."""
     return any(f.name == "head" and f.init for f in fields(kind))
@@ -130,5 +138,4 @@ def judges_by_q(judge: Policy | None) -> bool:
 
 def heads(policy: Policy) -> "list[AcceptanceHead]":
     """The heads that a rule and the rules it is made of ask."""
-    own = [policy.head] if isinstance(policy, HeadPolicy) and policy.head is not None else []
-    return own + [head for part in policy.parts for head in heads(part)]
+    return [part.head for part in with_parts(policy) if isinstance(part, HeadPolicy) and part.head is not None]
