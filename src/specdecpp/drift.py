@@ -78,8 +78,9 @@ class Fall:
     """
 
     def __init__(self, values: Sequence[float], margin: float):
-        mean = fmean(values)
-        self._num, self._low, self._squares = len(values), mean - margin, sum((value - mean) ** 2 for value in values)
+        self.before = fmean(values)
+        self._num, self._low = len(values), self.before - margin
+        self._squares = sum((value - self.before) ** 2 for value in values)
         self._seen, self._begun = 0, deque[list[float]](maxlen=BEGINNINGS)
 
     def add(self, value: float) -> float:
@@ -108,10 +109,9 @@ class Comparison:
 
     def __init__(self, rows: Sequence[Figures], *, is_alike: bool, rate: float):
         columns = [[value for value in column if value is not None] for column in zip(*rows, strict=True)]
-        used = [i for i, column in enumerate(columns) if len(column) >= LEAST and (is_alike or i == 0)]
+        used = {i: column for i, column in enumerate(columns) if len(column) >= LEAST and (is_alike or i == 0)}
         self.is_alike = is_alike
-        self._falls = {i: Fall(columns[i], MARGINS[i] or 0.0) for i in used}
-        self._before = {i: fmean(columns[i]) for i in used}
+        self._falls = {i: Fall(column, MARGINS[i] or 0.0) for i, column in used.items()}
         self._most = log(max(1, len(used)) / rate)
         self._found, self._steps = deque[Figures](maxlen=WINDOW), list[Step]()
 
@@ -132,7 +132,7 @@ class Comparison:
     def means(self) -> list[tuple[int, float, float]]:
         """(figure, its mean over the last requests, its mean at the check), of those that are compared and known."""
         columns = {i: [value for one in self._found if (value := one[i]) is not None] for i in self._falls}
-        return [(i, fmean(column), self._before[i]) for i, column in columns.items() if column]
+        return [(i, fmean(column), self._falls[i].before) for i, column in columns.items() if column]
 
 
 class PairWatch:
