@@ -7,10 +7,11 @@ import pytest
 import torch
 from distributions import Request, outcome, random_head
 from distributions import drafted as host_draft
+from policies_list import constant_head
 
 from specdecpp import Decoder, Pair
 from specdecpp.costs import measuring
-from specdecpp.head import AcceptanceHead, Calibration, HeadCard
+from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.lab import ArgmaxLength, AutoOff
 from specdecpp.policies import CostAware, Costs, Fixed, Policy
 from specdecpp.policies.cost_aware import CREDIT, HORIZON, expected_gain
@@ -35,22 +36,10 @@ C, MEAN = 0.22, 0.725
 FLAT = Costs.relative(C)
 
 
-class Says(AcceptanceHead):
-    """A head that says the same of every draft token."""
-
-    def __init__(self, logit: float, form: str = "look_ahead"):
-        card = HeadCard(
-            hidden_size=4,
-            num_layers=0,
-            form=form,
-            vocab_size=4 if form == "look_ahead" else None,
-            calibration=Calibration(num_labels=1),
-        )
-        super().__init__(card)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.zero_()
-            self.output.bias.fill_(logit)
+def says(logit: float, form: str = "look_ahead") -> AcceptanceHead:
+    """A calibrated head that says the same of every draft token."""
+    vocab_size = 4 if form == "look_ahead" else None
+    return constant_head(logit, form=form, vocab_size=vocab_size, calibration=Calibration(num_labels=1))
 
 
 def seen(costs: Costs = FLAT, *, judged: tuple[float, ...] = (), num_unjudged: int = 0) -> Draft:
@@ -67,7 +56,7 @@ def known(num_tokens: int, seconds: float, num_tested: int, num_accepted: int) -
 
 
 def rule(form: str = "look_ahead", **options) -> CostAware:
-    return CostAware(head=Says(0.0, form=form), **options)
+    return CostAware(head=says(0.0, form=form), **options)
 
 
 # The threshold it finds
@@ -89,7 +78,7 @@ def test_cheap_drafts_go_on_and_dear_ones_stop(c: float, bounds: dict, expected:
     """Catches a price on the wrong side, and bounds that are not kept."""
     for least in (None, 0, 3):
         options = bounds if least is None else bounds | {"min_tokens": least}
-        policy = CostAware(head=Says(3.0, form=form), **options)
+        policy = CostAware(head=says(3.0, form=form), **options)
         draft = host_draft(
             TableModel.random(vocab_size=4, depth=1, seed=5, sparsity=0.0),
             [0, 1],

@@ -7,8 +7,9 @@ import pytest
 import torch
 from distributions import drafted as host_draft
 from distributions import outcome, random_head
+from policies_list import constant_head
 
-from specdecpp.head import AcceptanceHead, Calibration, HeadCard
+from specdecpp.head import Calibration
 from specdecpp.lab import Heuristic
 from specdecpp.policies import CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.sampling import Sampling, streams
@@ -28,16 +29,6 @@ class Always(Policy):
 
     def stop(self, draft, memory):
         return "asked"
-
-
-class Constant(AcceptanceHead):
-    """A head that gives every draft token the same logit."""
-
-    def __init__(self, logit, **card):
-        super().__init__(HeadCard(hidden_size=4, num_layers=0, **card))
-        with torch.no_grad():
-            self.output.weight.zero_()
-            self.output.bias.fill_(logit)
 
 
 def drafted(*candidates):
@@ -124,15 +115,15 @@ def test_the_evidence_is_of_the_distribution_that_was_drawn_from(temperature):
 )
 def test_specdecpp_keeps_the_free_draft_token(logit, bounds, num_judged, num_candidates):
     """Catches a free draft token that is thrown away or judged: after k judgements there are k + 1 draft tokens."""
-    draft = proposed(SpecDecPP(head=Constant(logit), **bounds))
+    draft = proposed(SpecDecPP(head=constant_head(logit), **bounds))
     assert (len(draft.judged), draft.num_tokens) == (num_judged, num_candidates)
 
 
 def test_specdecpp_reads_the_raw_score_unless_told_otherwise():
     """Catches a threshold of the paper applied to probabilities, or the reverse, and raw ones that pass for probabilities."""
     with pytest.warns(UserWarning, match="not been calibrated"):
-        SpecDecPP(head=Constant(0.0), calibrated=True)
-    head = Constant(0.0, calibration=Calibration(rejection_weight=3.0, num_labels=1))
+        SpecDecPP(head=constant_head(0.0), calibrated=True)
+    head = constant_head(0.0, calibration=Calibration(rejection_weight=3.0, num_labels=1))
     judged = [proposed(SpecDecPP(head=head, calibrated=c), num_tokens=2).judged for c in (False, True)]
     assert judged == [[pytest.approx(0.5)], [pytest.approx(0.75)]]
 
@@ -141,7 +132,7 @@ def test_specdecpp_reads_the_raw_score_unless_told_otherwise():
 def test_a_look_ahead_head_spends_no_pass_on_a_hopeless_draft_token(min_tokens, num_candidates):
     """Catches a look-ahead rule that reads the draft token it has condemned, or drops it."""
     backend = TableModel.random(vocab_size=4, depth=2, seed=5, sparsity=0.0)
-    head = Constant(-9.0, form="look_ahead", vocab_size=4)
+    head = constant_head(-9.0, form="look_ahead", vocab_size=4)
     draft = proposed(SpecDecPP(head=head, min_tokens=min_tokens), backend=backend)
     assert (len(draft.judged), draft.num_tokens) == (num_candidates, num_candidates)
     assert backend.length == 2 + num_candidates - 1  # the prompt, and every draft token but the last
