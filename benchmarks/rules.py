@@ -49,7 +49,7 @@ from specdecpp.lab.oracles import hindsight, perfect_probability, pre_sampling
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policies.learning import Experience
 from specdecpp.policies.protocol import NO_PAST, Given
-from specdecpp.policies.score import REST
+from specdecpp.policies.score import MIN_OTHERS
 from specdecpp.policy_spec import as_prompt
 from specdecpp.replay.intervals import ratio_of_ratios
 from specdecpp.replay.replay import Player, replay, thrown
@@ -165,7 +165,7 @@ def tested(recorded: Sequence[Any]) -> Iterator[tuple[tuple[float, ...], int]]:
                 for k in range(min(r.num_accepted + 1, r.num_drafted)):
                     is_accepted = k < r.num_accepted
                     place = at + k, int(not is_accepted)
-                    rest = math.log(max(1 - math.exp(trace.log_q[place]), REST))
+                    rest = math.log(max(1 - math.exp(trace.log_q[place]), MIN_OTHERS))
                     yield (1.0, rest, float(trace.entropy[place]), float(trace.gap[place]), k + 1.0), int(is_accepted)
                 at += r.num_tokens
 

@@ -12,7 +12,7 @@ import torch
 from distributions import random_head
 
 from specdecpp import lab
-from specdecpp.head import AcceptanceHead, Calibration
+from specdecpp.head import AcceptanceHead, Calibration, HeadCard
 from specdecpp.policies import (
     CostAware,
     CumulativeConfidence,
@@ -47,6 +47,16 @@ def heads_for(hidden_size: int, vocab_size: int, *, scale: float = 2.0) -> Heads
     for head in (lagged, deep, ahead):
         torch.nn.init.zeros_(head.output.bias)
     return Heads(lagged=lagged, deep=deep, ahead=ahead)
+
+
+def constant_head(logit: float, **card: Any) -> AcceptanceHead:
+    """A head that gives every draft token the same logit."""
+    head = AcceptanceHead(HeadCard(hidden_size=4, num_layers=0, **card))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+        head.output.bias.fill_(logit)
+    return head
 
 
 @dataclass(frozen=True, kw_only=True)

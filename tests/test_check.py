@@ -103,10 +103,10 @@ def test_the_parts_of_a_check_agree(found: Check):
 def test_a_check_teaches_the_requests_that_follow(found: Check, pair: Pair):
     """Catches a check whose steps nobody remembers, and one that teaches requests with a seed or of another sampling."""
     assert found
-    taught = [Decoder(pair).start("3 + 4 =", temperature=t)._memory.acceptance_before for t in (1.0, 0.5)]
-    assert taught[0] is not None
-    assert taught[1] is None
-    assert Decoder(pair).start("3 + 4 =", temperature=1.0, seed=1)._memory.acceptance_before is None
+    taught = [Decoder(pair).start("3 + 4 =", temperature=t)._memory.past.num_requests for t in (1.0, 0.5)]
+    assert taught[0]
+    assert not taught[1]
+    assert not Decoder(pair).start("3 + 4 =", temperature=1.0, seed=1)._memory.past.num_requests
 
 
 def test_a_bad_pair_is_told_so(folder: Path):

@@ -4,7 +4,6 @@ import json
 import math
 import random
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from distributions import outcome
 
 from specdecpp import Decoder, Fixed, Pair, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import COUPLING, MEMORY, PAUSE, SETTLED, SETTLED_ALONE, WAIT
+from specdecpp.costs.clock import COUPLING, MEMORY, PAUSE, WAIT, WARM_UP, WARM_UP_ALONE
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
 from specdecpp.metrics import Step
@@ -61,14 +60,6 @@ def test_impossible_costs_are_refused(bad: dict):
     """Catches a file or a typing error that makes every comparison of costs false."""
     with pytest.raises(ValueError, match=r"costs need finite seconds.*got draft_s="):
         Costs(**bad)
-
-
-def test_equal_costs_are_one_key():
-    """Catches costs that cannot be remembered by, or that collide with others."""
-    same = Costs(draft_s=0.5, passes={5: 2.5, 3: 2.0, 1: 1.0})
-    assert {CURVE: 1}[same] == 1
-    assert Costs(draft_s=0.5, passes={1: 1.0}) not in {CURVE: 1}
-    assert hash(replace(CURVE, switch_s=3.0)) != hash(CURVE)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.9, 1.0])
@@ -188,11 +179,11 @@ def test_steps_next_to_a_switch_and_pauses_are_no_measurement():
     hiccup that makes drafting look hopeless for a hundred steps."""
     plain, slow = outcome(0, 0, verify_s=1.0), outcome(0, 0, verify_s=2.0)
     drafted = outcome(2, 1, draft_s=1.0, verify_s=CURVE.verify_s(3))
-    assert moved(CURVE, plain, drafted, *[slow] * SETTLED_ALONE) == moved(CURVE, plain)
-    assert moved(CURVE, plain, drafted, *[slow] * (SETTLED_ALONE + 1)).verify_s(1) > 1.01
+    assert moved(CURVE, plain, drafted, *[slow] * WARM_UP_ALONE) == moved(CURVE, plain)
+    assert moved(CURVE, plain, drafted, *[slow] * (WARM_UP_ALONE + 1)).verify_s(1) > 1.01
     slow = outcome(2, 1, draft_s=2.0, verify_s=2 * CURVE.verify_s(3))
-    assert moved(CURVE, plain, *[slow] * SETTLED) == moved(CURVE, plain)
-    assert moved(CURVE, plain, *[slow] * (SETTLED + 1)).step_s(2) > CURVE.step_s(2)
+    assert moved(CURVE, plain, *[slow] * WARM_UP) == moved(CURVE, plain)
+    assert moved(CURVE, plain, *[slow] * (WARM_UP + 1)).step_s(2) > CURVE.step_s(2)
     after = moved(CURVE, *[drafted] * 100, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
     assert 3.0 < after.step_s(2) < 3.0 * (1 + 2 * MEMORY * (PAUSE - 1))
 
@@ -239,7 +230,7 @@ def test_models_are_measured_at_widths_that_suit_their_speed(pair: Pair, home: P
     assert costs.draft_s > 0
     assert list(measuring.measure(pair, budget_s=0.0).passes) == [1, 2, 5, 9]
     cycles, _ = measuring.timed(pair, 0.0)
-    assert [{k: len(turn) for k, turn in cycle.turns.items()} for cycle in cycles] == [{0: 2, 1: 2, 4: 2, 8: 1}] * 2
+    assert [{k: len(turn) for k, turn in cycle.runs.items()} for cycle in cycles] == [{0: 2, 1: 2, 4: 2, 8: 1}] * 2
     assert not home.exists(), "measuring alone writes nothing"
 
 
@@ -248,11 +239,11 @@ def test_turns_that_share_a_cache_begin_behind_the_same_context(pair: Pair):
     caches = pair.target.new_cache(), pair.draft.new_cache()
     sessions = [session for k in (4, 1) if (session := measuring._session(pair, caches, (k,))) is not None]
     for session in (*sessions, *sessions):
-        measuring._turn(session, 3)
+        measuring._run(session, 3)
     seen: list[tuple[list[int], torch.Tensor]] = []
     for session in sessions:
         session.watch = lambda plan, result: seen.append((result.tokens, result.rows.logits))
-        measuring._turn(session, 1)
+        measuring._run(session, 1)
         prompt = session.tokens[: session.num_prompt_tokens]
         tokens, logits = seen[-1]
         expected, _ = pair.target.new_cache().extend([*prompt, *tokens], rows=len(tokens) + 1)
@@ -275,10 +266,10 @@ def test_a_switch_is_what_a_stay_and_the_way_back_take(late_s: float, switch_s: 
     """Catches a stay of one step, after which the target finds its caches full, a switch that is counted by steps, and a
     figure of a busy machine that would keep a rule from ever beginning."""
     alone, one = outcome(0, 0, verify_s=1.0), outcome(1, 0, draft_s=0.5, verify_s=1.5)
-    late = [replace(alone, verify_s=1.0 + late_s)] * 10 + [alone] * (measuring.ALONE_BETWEEN - 10)
-    stay = [replace(one, verify_s=2.0)] + [one] * (measuring.STINT - 1)
+    late = [replace(alone, verify_s=1.0 + late_s)] * 10 + [alone] * (measuring.NUM_PLAIN - 10)
+    stay = [replace(one, verify_s=2.0)] + [one] * (measuring.NUM_DRAFTED - 1)
     turns = {k: [outcome(k, 0, draft_s=0.5 * k, verify_s=1.5 if k else 1.0)] * 6 for k in (0, 1, 2, 3, 4)}
-    cycle = measuring.Cycle(turns, [*late, *stay] * measuring.VISITS)
+    cycle = measuring.Cycle(turns, [*late, *stay] * measuring.SWITCHES)
     assert measuring.costs_of(pair, [cycle] * 3).switch_s == pytest.approx(switch_s)
 
 
@@ -294,12 +285,9 @@ def test_noise_makes_no_step_no_cheaper_pass_and_no_start():
     assert bumped[1] == 3.0
     assert bumped[5] - bumped[4] < 0.2
     fitted = measuring._smooth({1: 0.1} | {n: n**0.5 for n in widths})
-    slopes = [(fitted[b] - fitted[a]) / (b - a) for a, b in pairwise(widths)]
-    assert slopes == pytest.approx([slopes[0]] * len(slopes)), "a curve may bend upwards only"
-    assert slopes[0] > 0
+    assert fitted[17] - fitted[13] == pytest.approx(4 * (fitted[3] - fitted[2])), "a curve may bend upwards only"
     assert measuring._smooth({1: 1.0, 2: 3.0, 3: 2.0, 4: 1.0}) == pytest.approx({1: 1.0, 2: 2.0, 3: 2.0, 4: 2.0})
     assert min(measuring._smooth({1: 1.4, 2: 0.1, 3: 0.2, 5: 14.0}).values()) == 1.4
-    assert measuring._smooth({1: 1.0, 2: 5.0}) == {1: 1.0, 2: 5.0}
     assert measuring._line({k: 0.5 + 0.2 * k for k in (1, 2, 4, 8)}) == pytest.approx((0.5, 0.2))
     assert measuring._line({1: 0.1, 2: 0.3, 4: 0.7}) == (0.0, pytest.approx((0.1 + 0.15 + 0.175) / 3))
     assert [measuring._line(found) for found in ({}, {3: 0.6})] == [(0.0, 0.0), (0.0, pytest.approx(0.2))]

@@ -126,7 +126,7 @@ def test_another_sampling_is_compared_by_acceptance(pair):
     assert kept is not None
     watch = drift.PairWatch(pair)
     watch.end("another", 1, [])
-    (of,) = watch._of.values()
+    (of,) = watch._comparisons.values()
     assert [i for i, *_ in of.means()] == []
     assert (of.is_alike, [*of._falls]) == (False, [0])
     drift.keep(pair, "another", [drift.Figures(0.5, 0.0)] * 20)

@@ -11,8 +11,8 @@ from distributions import unchecked
 from specdecpp import Decoder, Pair, decoder, scheduler, step
 from specdecpp.costs import chain_tokens, measuring
 from specdecpp.costs.clock import differ, shares
+from specdecpp.memory import at_costs
 from specdecpp.policies import Costs
-from specdecpp.policies.learning import since
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel, tiny_tokenizer
 
@@ -121,8 +121,8 @@ def test_a_decoder_that_is_made_has_measured(home: Path, monkeypatch: pytest.Mon
 def test_gains_at_other_costs_teach_nothing() -> None:
     """Catches a rule that goes on to believe that drafting does not pay, once the costs that said so have healed."""
     past = {"gains": {"1": {"num": 9.0}}, "bias": 0.1, "lost": 7.0, "shares": [1.46, 2.07, 3.19]}
-    assert since(past, TRUE) == past
+    assert at_costs(past, TRUE) == past
     for other in ([2.1, 2.9, 4.6], None, [1.0], "x"):
-        assert since(past | {"shares": other}, TRUE) == past | {"shares": other, "gains": {}, "lost": 0.0}
-    assert since(None, TRUE) is None
-    assert since({"rounds": []}, TRUE) == {"rounds": []}
+        assert at_costs(past | {"shares": other}, TRUE) == past | {"shares": other, "gains": {}, "lost": 0.0}
+    assert at_costs(None, TRUE) is None
+    assert at_costs({"rounds": []}, TRUE) == {"rounds": []}

@@ -11,7 +11,7 @@ from specdecpp import cli, lab
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.lab.trees import Widths
 from specdecpp.loading.pair import Pair
-from specdecpp.policy_spec import KINDS, WRAPPERS, parse_policy
+from specdecpp.policy_spec import KINDS, WRAPPERS
 from specdecpp.testing import TableModel, tiny_tokenizer
 
 pytestmark = pytest.mark.lab
@@ -61,13 +61,6 @@ def test_what_a_pair_cannot_do_is_refused_when_the_request_is_read() -> None:
     with served(alone) as server:
         reply = server.post("/v1/completions", {"prompt": "abc", "speculative": {"policy": "copies:fixed:2"}})
         assert (reply.status_code, "has but copies" in reply.text) == (400, True)
-
-
-@pytest.mark.parametrize("spec", REFUSED)
-def test_a_rule_that_may_not_be_part_of_another_is_refused_where_it_is_read(spec: str) -> None:
-    """Catches a spec that is taken before models are loaded for it, and refused afterwards."""
-    with pytest.raises(ValueError, match="drafts otherwise"):
-        parse_policy(spec)
 
 
 def test_it_is_refused_on_the_command_line_and_in_python(pair: Pair) -> None:

@@ -46,7 +46,7 @@ def practised(acceptance: float, rng: np.random.Generator) -> Mapping[str, Any] 
     steps = []
     for _ in range(2):
         text = Text(min(max(acceptance + rng.uniform(-0.15, 0.15), 0.05), 0.97), rng)
-        for k in filter(None, measuring.FEW):
+        for k in filter(None, measuring.SLOW_PRACTICE):
             chances, judged = zip(*(text.draw() for _ in range(k)), strict=True)
             steps.append(Practised(text.accepted(list(chances)), judged))
     return Practice(greedy=tuple(steps), judge="q").past(CostAware(), COSTS, is_greedy=True)
@@ -168,7 +168,7 @@ def test_a_pair_practises_in_both_ways_while_it_is_measured(loaded: Pair) -> Non
     for seed in (None, 3):
         for temperature in (0.0, 1.0):
             memory = decoder.start("ab", temperature=temperature, seed=seed)._memory
-            assert memory.acceptance_before is not None
+            assert memory.past.num_requests
     seeded = Decoder(replace(loaded)).start("ab", temperature=1.0, seed=3)._memory
     assert seeded == decoder.start("ab", temperature=1.0, seed=3)._memory
     assert texts(replace(loaded, tokenizer=None)) == []

@@ -20,8 +20,9 @@ from specdecpp.drafters.suffix import LONGEST, ORDERS, Match
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, MaxConfidence, Policy
 from specdecpp.policies.cost_aware import Account
+from specdecpp.policies.learning import Belief
 from specdecpp.policies.protocol import END_OF_TEXT, TOKENS_LEFT, decide
-from specdecpp.policies.score import Belief, Score
+from specdecpp.policies.score import Score
 from specdecpp.sampling import Sampling, streams
 from specdecpp.scheduler import step
 from specdecpp.session import Session

@@ -34,11 +34,11 @@ decode and beginnings have shares of it, in all twice as much, since half is for
 LEAST, TESTED = 16, 32
 """Requests of a check below which nothing is compared, and tested draft tokens that figures are made of at least: shorter
 requests are put together."""
-MOST = 2**20
+MAX_PROMPTS = 2**20
 """Requests with prompts of their own that are compared."""
 EFFECT = 0.5
 """Prior variance of a fall, in variances of a request."""
-EVERY, BEGINNINGS = 200, 32
+WINDOW, BEGINNINGS = 200, 32
 """Requests after which the evidence begins anew too, so that a fall after many good ones is noticed; the last of these stay."""
 CARD = "card.json"
 """A file beside a draft that `distil` made; it holds the figures of its check (`reference`)."""
@@ -78,14 +78,15 @@ class Fall:
     """
 
     def __init__(self, values: Sequence[float], margin: float):
-        mean = fmean(values)
-        self._num, self._low, self._squares = len(values), mean - margin, sum((value - mean) ** 2 for value in values)
+        self.before = fmean(values)
+        self._num, self._low = len(values), self.before - margin
+        self._squares = sum((value - self.before) ** 2 for value in values)
         self._seen, self._begun = 0, deque[list[float]](maxlen=BEGINNINGS)
 
     def add(self, value: float) -> float:
         """Log evidence after one more request."""
-        if self._seen % EVERY == 0:
-            k = self._seen // EVERY + 1
+        if self._seen % WINDOW == 0:
+            k = self._seen // WINDOW + 1
             self._begun.append([-log(k * (k + 1)), 0, 0.0, 0.0])  # shares of which all together are 1
         self._seen += 1
         below = self._low - value
@@ -108,12 +109,11 @@ class Comparison:
 
     def __init__(self, rows: Sequence[Figures], *, is_alike: bool, rate: float):
         columns = [[value for value in column if value is not None] for column in zip(*rows, strict=True)]
-        used = [i for i, column in enumerate(columns) if len(column) >= LEAST and (is_alike or i == 0)]
+        used = {i: column for i, column in enumerate(columns) if len(column) >= LEAST and (is_alike or i == 0)}
         self.is_alike = is_alike
-        self._falls = {i: Fall(columns[i], MARGINS[i] or 0.0) for i in used}
-        self._before = {i: fmean(columns[i]) for i in used}
+        self._falls = {i: Fall(column, MARGINS[i] or 0.0) for i, column in used.items()}
         self._most = log(max(1, len(used)) / rate)
-        self._found, self._steps = deque[Figures](maxlen=EVERY), list[Step]()
+        self._found, self._steps = deque[Figures](maxlen=WINDOW), list[Step]()
 
     def add(self, steps: Sequence[Step]) -> bool:
         """True where the evidence suffices after a request."""
@@ -132,7 +132,7 @@ class Comparison:
     def means(self) -> list[tuple[int, float, float]]:
         """(figure, its mean over the last requests, its mean at the check), of those that are compared and known."""
         columns = {i: [value for one in self._found if (value := one[i]) is not None] for i in self._falls}
-        return [(i, fmean(column), self._before[i]) for i, column in columns.items() if column]
+        return [(i, fmean(column), self._falls[i].before) for i, column in columns.items() if column]
 
 
 class PairWatch:
@@ -141,29 +141,29 @@ class PairWatch:
     def __init__(self, pair: "Pair"):
         self.warning: str | None = None
         self._made, self.kept = made_with(pair), recalled(pair)
-        self._of: dict[str, Comparison] = {}
+        self._comparisons: dict[str, Comparison] = {}
         self._prompts: set[int] = set()
 
     def end(self, way: str, prompt: int, steps: Sequence[Step]) -> None:
         """Take in a request that ended: how it was decoded, and the hash of its prompt."""
-        if self.kept is None or self.warning or prompt in self._prompts or len(self._prompts) >= MOST:
+        if self.kept is None or self.warning or prompt in self._prompts or len(self._prompts) >= MAX_PROMPTS:
             return
         self._prompts.add(prompt)
-        if way not in self._of:
-            is_alike, rate = way in self.kept.ways, RATE / 2 ** len(self._of)
-            rows = self.kept.ways[way if is_alike else [*self.kept.ways][-1]]
-            self._of[way] = Comparison(rows, is_alike=is_alike, rate=rate)
-        if self._of[way].add(steps):
-            self.warning = self._words(self._of[way])
+        if way not in self._comparisons:
+            ways, is_alike = self.kept.ways, way in self.kept.ways
+            rows = ways[way] if is_alike else [*ways.values()][-1]
+            self._comparisons[way] = Comparison(rows, is_alike=is_alike, rate=RATE / 2 ** len(self._comparisons))
+        comparison = self._comparisons[way]
+        if comparison.add(steps):
+            self.warning = self._words(comparison, self.kept)
             logger.warning("%s", self.warning)
 
-    def _words(self, of: Comparison) -> str:
-        assert self.kept is not None
-        found = [f"{NAMES[i]} {now:.3f} (then {before:.3f})" for i, now, before in of.means()]
-        other = [name for name, fact in self._made.items() if self.kept.made.get(name) != fact]
-        other += [] if of.is_alike else ["the sampling or the rule"]
+    def _words(self, comparison: Comparison, kept: "CheckFigures") -> str:
+        found = [f"{NAMES[i]} {now:.3f} (then {before:.3f})" for i, now, before in comparison.means()]
+        other = [name for name, fact in self._made.items() if kept.made.get(name) != fact]
+        other += [] if comparison.is_alike else ["the sampling or the rule"]
         return (
-            f"the target accepts fewer draft tokens than at the check of {self.kept.day}: {', '.join(found)}. Answers are as "
+            f"the target accepts fewer draft tokens than at the check of {kept.day}: {', '.join(found)}. Answers are as "
             f"right as before, but slower. Changed since: {', '.join(other) or 'nothing that is known'}. Causes may be a "
             "changed draft, another quantisation, another chat template or none, another sampling, and text of another kind "
             "or language. To measure anew with prompts like yours: specdecpp check --prompts FILE."
@@ -199,8 +199,8 @@ def keep(pair: "Pair", way: str, found: Sequence[Figures]) -> dict[str, Any]:
     ways = dict(before.ways) if before and before.made == made else {}
     ways.pop(way, None)
     kept = CheckFigures(strftime("%Y-%m-%d"), made, {**ways, way: [*found]})._asdict()
-    for of in _names(pair):
-        cache_dir.remember("acceptance", of, kept)
+    for names in _names(pair):
+        cache_dir.remember("acceptance", names, kept)
     pair.measured.pop("watch", None)
     return kept
 
@@ -224,13 +224,10 @@ def recalled(pair: "Pair") -> CheckFigures | None:
 
 def made_with(pair: "Pair") -> dict[str, Any]:
     """Facts that may explain a fall."""
-    models = pair.identities or (pair.target_fingerprint, pair.draft_fingerprint)
-    found = {
-        "the target": models[0],
-        "the draft": models[1],
-        "the chat template": getattr(pair.tokenizer, "chat_template", None),
-    }
-    digests = {name: hashlib.sha256(text_of(fact).encode()).hexdigest()[:16] for name, fact in found.items()}
+    target, draft = pair.identities or (pair.target_fingerprint, pair.draft_fingerprint)
+    template = getattr(pair.tokenizer, "chat_template", None)
+    facts = {"the target": target, "the draft": draft, "the chat template": template}
+    digests = {name: hashlib.sha256(text_of(fact).encode()).hexdigest()[:16] for name, fact in facts.items()}
     return digests | {"the draft's name": _name(pair.draft_name)}
 
 

@@ -7,16 +7,17 @@ without one     corrected by the clock  experience, else practice       it knows
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdecpp import cache_dir
-from specdecpp.costs.clock import shares
+from specdecpp.costs.clock import differ, shares
 from specdecpp.drift import PairWatch, RequestTally, text_of
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostClock, Costs, Policy
 from specdecpp.policies.head import costs_for, heads
-from specdecpp.policies.learning import Experience, settings, since
+from specdecpp.policies.learning import Experience
 from specdecpp.policy_spec import spec_of
 from specdecpp.sampling import Sampling
 from specdecpp.verify import GreedyVerification, TokenVerification, Verification, is_lossless, verification_for
@@ -61,39 +62,63 @@ class Memory:
         """The costs as the clock corrects them, for requests without a seed. Costs of an earlier process are checked with
         a few steps first: where they say that drafting does not pay, nothing else would show that they are wrong."""
         if self.clock is None and self.costs is not None:
-            if (known := self._known) is None:
-                self.clock = CostClock(now=self.costs)
-            else:
-                from specdecpp.costs.measuring import glance
+            known = self._known
+            follows = known is not None and self.remembers and known.now != known.costs
+            self.clock = CostClock(costs_for(self.policy, known.now) if known and follows else self.costs)
+            if known is not None and not known.is_new and self.pair.is_identified:
+                from specdecpp.costs.measuring import check_steps
 
-                is_kept = self.pair.is_identified and self.remembers
-                now = costs_for(self.policy, known.now) if self.remembers and known.now != known.costs else self.costs
-                self.clock = CostClock(now=now, keep=self._keep if is_kept else None)
-                if not known.is_new and self.pair.is_identified:
-                    self.clock.look(glance(self.pair, is_judged=bool(heads(self.policy))))
+                self.clock.correct_by(check_steps(self.pair, is_judged=bool(heads(self.policy))))
         return self.clock
 
-    def _keep(self, now: Costs) -> None:
-        """Keep what the clock has made of the costs, without the head that this rule asks."""
+    def experience(self, sampling: Sampling) -> Experience:
+        """What requests without a seed have taught under this sampling, those of earlier processes included."""
+        clock = self.running_costs()
+        now = clock and clock.now
+        if not self.remembers:
+            return Experience(self.policy, self._practised(sampling, now))
+        if sampling not in self.experiences:
+            pair, past, keep = self.pair, None, None
+            if pair.is_identified:
+                key = {"method": 2, **self.way(sampling), "pair": [pair.target_fingerprint, pair.draft_fingerprint]}
+                past, keep = at_costs(cache_dir.recall("experience", key), now), partial(self._keep, key)
+            self.experiences[sampling] = Experience(self.policy, past or self._practised(sampling, now), keep=keep)
+        self.experiences.move_to_end(sampling)
+        while len(self.experiences) > SAMPLINGS:
+            self.experiences.popitem(last=False)
+        return self.experiences[sampling]
+
+    def practised(self, sampling: Sampling) -> Experience:
+        """Beginning of a request with a seed: practice, at the costs that it sees."""
+        if sampling.is_greedy not in self._practices:
+            self._practices[sampling.is_greedy] = self._practised(sampling, self.costs)
+        return Experience(self.policy, self._practices[sampling.is_greedy])
+
+    def _practised(self, sampling: Sampling, costs: Costs | None) -> Mapping[str, Any] | None:
+        if self._known is None or costs is None:
+            return None
+        return self._known.practice.past(self.policy, costs, is_greedy=sampling.is_greedy)
+
+    def _keep(self, key: Mapping[str, Any], past: Mapping[str, Any] | None) -> None:
+        """Keep what requests have taught, and what the clock has made of the costs, without the head that this rule asks."""
+        now = self.clock and self.clock.now
+        if past is not None:
+            cache_dir.remember("experience", key, {**past, "shares": now and shares(now)})
+        if now is None or (known := self._known) is None:
+            return
         from specdecpp.costs.measuring import keep
 
-        known = self._known
-        assert known is not None, "given costs are not kept"
         if heads(self.policy):
             head_s = min(known.costs.head_s, now.draft_s)
             now = replace(now, draft_s=now.draft_s - head_s, head_s=head_s)
         keep(self.pair, replace(known, now=now))
 
-    def _beginning(self, sampling: Sampling, costs: Costs | None) -> Mapping[str, Any] | None:
-        """Lessons of practice for the rule, at these costs."""
-        if self._known is None or costs is None:
-            return None
-        return self._known.practice.past(self.policy, costs, is_greedy=sampling.is_greedy)
-
     def way(self, sampling: Sampling) -> dict[str, Any]:
         """Rule, heads, sampling and verification of such requests, whatever the pair."""
+        named = {f.name: getattr(self.policy, f.name) for f in fields(self.policy) if f.init}
+        settings = {name: value for name, value in named.items() if isinstance(value, int | float | str)}
         judges = [(head.card.form, str(head.card.calibration)) for head in heads(self.policy)]
-        of = {"rule": [spec_of(self.policy), settings(self.policy)], "heads": judges, "sampling": asdict(sampling)}
+        of = {"rule": [spec_of(self.policy), settings], "heads": judges, "sampling": asdict(sampling)}
         return of | ({} if is_lossless(self.verification) else {"verification": str(self.verification)})
 
     def tally(self, sampling: Sampling, prompt: Sequence[int]) -> RequestTally | None:
@@ -107,29 +132,13 @@ class Memory:
         watch: PairWatch = self.pair.measured["watch"]
         return watch.kept and RequestTally(watch, text_of(self.way(sampling)), hash(tuple(prompt)))
 
-    def experience(self, sampling: Sampling) -> Experience:
-        """Lessons of requests without a seed under this sampling, those of earlier processes included."""
-        if not self.remembers:
-            clock = self.running_costs()
-            return Experience(self.policy, self._beginning(sampling, clock and clock.now))
-        if sampling not in self.experiences:
-            pair, clock = self.pair, self.running_costs()
-            now = clock and clock.now
-            of = {"method": 2, **self.way(sampling), "pair": [pair.target_fingerprint, pair.draft_fingerprint]}
 
-            def keep(found: Mapping[str, Any]) -> None:
-                cache_dir.remember("experience", of, {**found, "shares": clock and shares(clock.now)})
-
-            past = since(cache_dir.recall("experience", of), now) if pair.is_identified else None
-            past = past or self._beginning(sampling, now)
-            self.experiences[sampling] = Experience(self.policy, past, keep=keep if pair.is_identified else None)
-        self.experiences.move_to_end(sampling)
-        while len(self.experiences) > SAMPLINGS:
-            self.experiences.popitem(last=False)
-        return self.experiences[sampling]
-
-    def practised(self, sampling: Sampling) -> Experience:
-        """Beginning of a request with a seed: practice, at the costs that it sees."""
-        if sampling.is_greedy not in self._practices:
-            self._practices[sampling.is_greedy] = self._beginning(sampling, self.costs)
-        return Experience(self.policy, self._practices[sampling.is_greedy])
+def at_costs(past: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any] | None:
+    """Statistics of an earlier process, without its gains where it took steps to cost otherwise than they do now."""
+    if past is None or now is None or "gains" not in past:
+        return past
+    try:
+        holds = not differ(past["shares"], shares(now))
+    except (KeyError, TypeError, ValueError):  # of nobody knows which costs
+        holds = False
+    return past if holds else {**past, "gains": {}, "lost": 0.0}

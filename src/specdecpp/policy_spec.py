@@ -9,12 +9,11 @@ Rules made of rules name them after their own parameters, if any:
 A rule may read what follows its name itself (`Policy.read`), as the lab's trees: tree:costs, tree:4x2x1.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, get_origin
 
 from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
-from specdecpp.policies.head import takes_head
+from specdecpp.policies.head import takes_head, with_parts
 from specdecpp.verify import check_parts, verifications
 
 if TYPE_CHECKING:
@@ -26,63 +25,43 @@ NO_DRAFT = "none"
 VERIFICATION_NAMES = tuple(name for name, kind in verifications().items() if not kind.greedy_only)
 """Verifications that a request may name; temperature 0 has a kind of its own."""
 BOUNDS = ("min_tokens", "max_tokens")
-Form = tuple[type[Policy], str, tuple[str, ...]]
-"""A rule, the parameter that may stand without its name (in a rule made of others, these), and further parameters."""
 
-KINDS: dict[str, Form] = {}
-WRAPPERS: dict[str, Form] = {}
-"""By name: the rules that are made of no others, and those that are."""
+KINDS: dict[str, type[Policy]] = {}
+WRAPPERS: dict[str, type[Policy]] = {}
 READERS: dict[str, Any] = {}
-"""By name: the rules that read themselves what follows it."""
+"""By name: the rules that are made of no others, those that are, and those that read themselves what follows their name."""
 for _kind in named():
     _name, _, _main = _kind.short.partition(":")
-    _typed = {f.name: f.default for f in fields(_kind) if f.init and f.name != "head"}
-    if "read" in vars(_kind):
-        READERS[_name] = _kind
-    else:
-        if _main and _main not in _typed:
-            raise TypeError(
-                f"{_kind.__qualname__}.short is {_kind.short!r}, and must be NAME, or NAME:FIELD with a field of it."
-            )
-        _own = [name for name in _typed if name not in (_main, *BOUNDS)]
-        _forms = WRAPPERS if _typed.get(_main) is MISSING else KINDS
-        _forms[_name] = (_kind, _main, (*_own, *(bound for bound in BOUNDS if bound in _typed)))
+    _is_wrapper = any(f.name == _main and f.default is MISSING for f in fields(_kind))
+    (READERS if "read" in vars(_kind) else WRAPPERS if _is_wrapper else KINDS)[_name] = _kind
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """A policy that has been read and checked, but may still need its head."""
+    """A short form that has been read and checked; its policy may still need its head."""
 
+    text: str
     policy: Policy
-    typed: Mapping[str, Any] = field(default_factory=dict)
-    """The parameters that were given; the card of a head has the rest."""
-    parts: "tuple[PolicySpec, ...]" = ()
-    """The rules that it is made of."""
 
     @property
     def takes_head(self) -> bool:
         """Tell whether a head makes a difference."""
-        return takes_head(type(self.policy)) or any(part.takes_head for part in self.parts)
+        return any(takes_head(type(part)) for part in with_parts(self.policy))
 
     @property
     def needs_head(self) -> bool:
         """Tell whether there is no such rule without a head."""
-        own = takes_head(type(self.policy)) and not isinstance(self.policy, CostAware)  # which does with q
-        return own or any(part.needs_head for part in self.parts)
+        return any(map(_needs_head, with_parts(self.policy)))
 
     def build(self, head: "AcceptanceHead | None") -> Policy:
         """The policy, with its head where it needs one. Raises ValueError when there is none."""
-        if self.parts:
-            return _wrap(type(self.policy), [part.build(head) for part in self.parts], self.typed)
-        kind: Any = type(self.policy)
-        if not takes_head(kind):
-            return self.policy
         if head is None and self.needs_head:
+            name = next(_name_of(part) for part in with_parts(self.policy) if _needs_head(part))
             raise ValueError(
-                f"the policy {_name_of(self.policy)} needs an acceptance head, and this pair has none. Name one with --head, "
+                f"the policy {name} needs an acceptance head, and this pair has none. Name one with --head, "
                 "or choose a rule that needs none, such as cumulative."
             )
-        return SpecDecPP.tuned(head, **self.typed) if kind is SpecDecPP and head else kind(head=head, **self.typed)
+        return _read(self.text, head)
 
 
 def parse_policy(spec: str) -> PolicySpec:
@@ -93,36 +72,40 @@ def parse_policy(spec: str) -> PolicySpec:
     >>> parse_policy("auto-off:fixed:4").policy.policy
     Fixed(k=4)
     """
+    return PolicySpec(spec, _read(spec, None))
+
+
+def _read(spec: str, head: "AcceptanceHead | None") -> Policy:
+    """The policy of a short form, whose rules have this head."""
     name, _, rest = spec.partition(":")
     if name in (NO_DRAFT, "target") and not rest:  # the second is its old name
-        return PolicySpec(NoDraft())
-    if name in READERS and rest and (policy := READERS[name].read(rest)) is not None:
-        return PolicySpec(policy)
+        return NoDraft()
+    if name in READERS and rest:
+        return READERS[name].read(rest)
     if name in KINDS:
-        kind, main, further = KINDS[name]
-        values = _values(spec, kind, rest, main, further)
-        needed: dict[str, Any] = {"head": None} if takes_head(kind) else {}
-        return PolicySpec(kind(**needed, **values), typed=values)
+        kind: Any = KINDS[name]
+        values = _values(spec, kind, rest)
+        if kind is SpecDecPP and head is not None:
+            return SpecDecPP.tuned(head, **values)
+        return kind(head=head, **values) if takes_head(kind) else kind(**values)
     if name not in WRAPPERS:
         raise ValueError(f"there is no policy {spec!r}. Policies: {', '.join(policy_names())}.")
-    kind, _, own = WRAPPERS[name]
-    first, _, others = rest.partition(":")
-    values = {}
+    kind, values, first = WRAPPERS[name], {}, rest.partition(":")[0]
     if "=" in first:
-        values, rest = _values(spec, kind, first, "", own), others
+        values, rest = _values(spec, kind, first), rest.partition(":")[2]
     if not rest:
         raise ValueError(f"policy {spec!r} names no rule that it is made of, as in {name}:cumulative:0.2.")
-    parts = tuple(map(parse_policy, rest.split("|") if _takes_many(kind) else [rest]))
-    policy = _wrap(kind, [part.policy for part in parts], values)
+    takes_many = _takes_many(kind)
+    parts = tuple(_read(part, head) for part in (rest.split("|") if takes_many else [rest]))
+    policy = kind(**{_main_of(kind): parts if takes_many else parts[0]}, **values)
     check_parts(policy)
-    return PolicySpec(policy, typed=values, parts=parts)
+    return policy
 
 
 def policy_names() -> list[str]:
     """Every policy with what may follow its name: none, ..., fixed:k, ..., auto-off:POLICY, tree:SHAPE."""
-    names = [":".join(filter(None, (name, main))) for name, (_, main, _) in KINDS.items()]
-    wrappers = [f"{name}:{'POLICY|POLICY' if _takes_many(kind) else 'POLICY'}" for name, (kind, _, _) in WRAPPERS.items()]
-    return [NO_DRAFT, *names, *wrappers, *(kind.short for kind in READERS.values())]
+    wrappers = [f"{name}:{'POLICY|POLICY' if _takes_many(kind) else 'POLICY'}" for name, kind in WRAPPERS.items()]
+    return [NO_DRAFT, *(kind.short for kind in KINDS.values()), *wrappers, *(kind.short for kind in READERS.values())]
 
 
 def spec_of(policy: Policy) -> str:
@@ -135,15 +118,14 @@ def spec_of(policy: Policy) -> str:
         return NO_DRAFT
     if written := getattr(policy, "written", lambda: None)():
         return written
-    name = _name_of(policy)
-    if name in WRAPPERS:
-        own = ",".join(_changed(policy, WRAPPERS[name][2]))
-        return ":".join(filter(None, [name, own, "|".join(map(spec_of, policy.parts))]))
-    if name not in KINDS:
+    name, main = _name_of(policy), _main_of(type(policy))
+    if name not in KINDS | WRAPPERS:
         return name
-    _, main, others = KINDS[name]
-    shown = [*([_text(getattr(policy, main))] if main else []), *_changed(policy, others)]
-    return ":".join(filter(None, [name, ",".join(shown)]))
+    defaults = _parameters(type(policy))
+    values = {parameter: _text(getattr(policy, parameter)) for parameter in defaults}
+    shown = [values.pop(main)] if main in values else []
+    shown += [f"{key}={text}" for key, text in values.items() if getattr(policy, key) != defaults[key]]
+    return ":".join(filter(None, [name, ",".join(shown), "|".join(map(spec_of, policy.parts))]))
 
 
 def label_of(policy: Policy) -> str:
@@ -169,15 +151,18 @@ def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
     return [{"role": "user", "content": text}] if chat else text
 
 
+def _needs_head(policy: Policy) -> bool:
+    return takes_head(type(policy)) and not isinstance(policy, CostAware)  # which does with q
+
+
+def _main_of(kind: type[Policy]) -> str:
+    """The parameter that may stand without its name; of a rule made of others, these."""
+    return kind.short.partition(":")[2]
+
+
 def _takes_many(kind: type[Policy]) -> bool:
     """Tell whether a rule is made of several others."""
-    main = kind.short.partition(":")[2]
-    return next(get_origin(f.type) is tuple for f in fields(kind) if f.name == main)
-
-
-def _wrap(kind: type[Policy], parts: Sequence[Policy], values: Mapping[str, Any]) -> Policy:
-    main = kind.short.partition(":")[2]
-    return kind(**{main: tuple(parts) if _takes_many(kind) else parts[0]}, **values)
+    return next(get_origin(f.type) is tuple for f in fields(kind) if f.name == _main_of(kind))
 
 
 def _name_of(policy: Policy) -> str:
@@ -186,22 +171,26 @@ def _name_of(policy: Policy) -> str:
     return vars(kind).get("short", "").partition(":")[0] or kind.__name__
 
 
-def _changed(policy: Policy, names: Sequence[str]) -> list[str]:
-    """The parameters that differ from their defaults."""
-    defaults = {f.name: f.default for f in fields(policy)}
-    return [f"{name}={_text(getattr(policy, name))}" for name in names if getattr(policy, name) != defaults[name]]
+def _parameters(kind: type[Policy]) -> dict[str, Any]:
+    """The parameters that a short form may set and their defaults, the main one first and the bounds last."""
+    found = {f.name: f.default for f in fields(kind) if f.init and f.name != "head" and f.default is not MISSING}
+    main = [name for name in found if name == _main_of(kind)]
+    own = [name for name in found if name not in (*main, *BOUNDS)]
+    bounds = [name for name in BOUNDS if name in found and name not in main]
+    return {name: found[name] for name in (*main, *own, *bounds)}
 
 
-def _values(spec: str, kind: type[Policy], text: str, main: str, further: Sequence[str]) -> dict[str, Any]:
+def _values(spec: str, kind: type[Policy], text: str) -> dict[str, Any]:
     """The parameters in `value` or `key=value`, separated by commas, each of the type that the field's default has."""
-    known, defaults = [*filter(None, [main]), *further], {f.name: f.default for f in fields(kind)}
-    values: dict[str, Any] = {}
+    defaults, main, values = _parameters(kind), _main_of(kind), dict[str, Any]()
     for item in filter(None, text.split(",")):
         key, _, value = item.rpartition("=")
-        key = key or main
-        if key not in known or key in values:
+        key = key or (main if main in defaults else "")
+        if key not in defaults or key in values:
             problem = "is given twice" if key in values else "is not a parameter"
-            raise ValueError(f"policy {spec!r}: {key or value} {problem}. {spec.partition(':')[0]} takes {', '.join(known)}.")
+            raise ValueError(
+                f"policy {spec!r}: {key or value} {problem}. {spec.partition(':')[0]} takes {', '.join(defaults)}."
+            )
         wanted: Any = type(defaults[key])
         try:
             values[key] = {"true": True, "false": False}[value.lower()] if wanted is bool else wanted(value)

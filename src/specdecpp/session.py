@@ -256,8 +256,6 @@ class Session:
             self._costs.update(outcome)
         if self._experience is not None and self.finish_reason:
             self._experience.add(self._memory)
-        if isinstance(self._costs, CostClock) and self.finish_reason:
-            self._costs.end()
         if self.tally is not None:
             self.tally.add(outcome)
         if self.finish_reason:

@@ -335,7 +335,7 @@ def propose(plan: Plan) -> Draft:
             if grammar.is_over:
                 draft.stop = END_OF_TEXT
                 break
-        if draft.num_tokens >= max(decision.limit, min(decision.limit + num_forced, decision.room)):
+        if draft.num_tokens >= max(decision.limit, min(decision.limit + num_forced, decision.max_with_forced)):
             break
         if draft.num_tokens and not decision.may_draft:
             break
@@ -369,7 +369,7 @@ def propose(plan: Plan) -> Draft:
 
 def _forced(draft: Draft, grammar: Matcher, plan: Plan) -> list[int]:
     """Add the tokens that the grammar leaves no choice about, as far as there is room: they cost no pass of the draft."""
-    found = grammar.forced()[: plan.decision.room - draft.num_tokens] if skips_forced(plan.request.policy) else []
+    found = grammar.forced()[: plan.decision.max_with_forced - draft.num_tokens] if skips_forced(plan.request.policy) else []
     for token in found:
         draft.force(token, plan.request)
         grammar.push(token)

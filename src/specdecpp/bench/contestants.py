@@ -40,7 +40,7 @@ def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False
     """Fixed K of 1 to 20, every free rule, two rules made of others, the default by q, and what each head makes possible
     (`head_rules`). A quick field has half the settings."""
     rules = [fixed_rule(quick=quick)]
-    for kind, _, _ in KINDS.values():
+    for kind in KINDS.values():
         needs = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
         if needs or takes_head(kind) or issubclass(kind, Fixed):
             continue
@@ -102,5 +102,5 @@ def role_of(policy: Policy) -> Role:
             return "specdecpp"
         case CostAware():
             return "cost_aware"
-    is_free = any(type(policy) is kind for kind, _, _ in KINDS.values()) and not takes_head(type(policy))
+    is_free = any(type(policy) is kind for kind in KINDS.values()) and not takes_head(type(policy))
     return "free" if is_free else "other"

@@ -1,16 +1,19 @@
 """Costs that follow the clock: seconds of steps, taken over only when they have moved."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from specdecpp.costs.curve import Costs
+
+if TYPE_CHECKING:
+    from specdecpp.policies.protocol import Outcome
 
 MEMORY = 0.02
 """The weight of one step in the means, once there were many."""
 PAUSE = 4.0
 """A step's time is capped at this multiple of the expected one: more means that the machine did other work."""
-SETTLED, SETTLED_ALONE = 2, 12
+WARM_UP, WARM_UP_ALONE = 2, 12
 """Steps after a switch to those with draft tokens, and to those without, until the processor's caches hold what they need. A
 trial of drafting (`policies.cost_aware.TRIAL`) has steps beyond the first, or else nothing could correct costs by which it does
 not pay."""
@@ -23,7 +26,7 @@ CHANGE, FIRST, WAIT = 0.01, 4, 32
 plans anew for each `now`, and a busy machine moves the means all the time."""
 WRONG = 1.25
 """Kept steps that differ by this factor from those of the clock, in passes of the target alone, are wrong."""
-KNOWN = 3
+HALF_KNOWN = 3
 """Steps of a length after which half is believed of the difference between their passes and the line through all lengths."""
 SPREAD = 20.0
 """Steps next to the mean length after which half is believed of a slope of levels over lengths."""
@@ -31,48 +34,28 @@ Sums = list[float]
 """Of steps of a length: their number, seconds of their passes or sum of the levels of these, seconds of drafting."""
 
 
-@runtime_checkable
-class Timed(Protocol):
-    """A step as the clock reads it: `policies.Outcome` has it."""
-
-    @property
-    def num_drafted(self) -> int: ...
-    @property
-    def draft_s(self) -> float: ...
-    @property
-    def head_s(self) -> float: ...
-    @property
-    def verify_s(self) -> float: ...
-    @property
-    def other_s(self) -> float: ...
-    @property
-    def costs(self) -> Costs | None: ...
-
-
 class CostClock:
-    """Costs that follow the clock, step by step; shared by the requests of a decoder that nobody wants to repeat.
+    """Costs that follow the clock, step by step; shared by the requests of a decoder that have no seed.
 
     A measurement is over in two seconds, and a machine that others use too is quick in one and slow in the next, so the steps
     of requests win over it (`TRUST`). A *level* is the observed time of a pass over the measured one. The target alone has one,
     and passes over draft tokens have one for each number of them, because which widths are quick differs from process to
     process, with where the weights lie in memory. Drafting has a start and a slope.
 
-    `now` stays the same object until a step has moved by more than `CHANGE`, so that a request finds its plans kept. `keep` is
-    called with `now` after 1, 4, 16, ... requests.
+    `now` stays the same object until a step has moved by more than `CHANGE`, so that a request finds its plans kept.
     """
 
-    def __init__(self, now: Costs, keep: Callable[[Costs], None] | None = None):
-        self.now, self.keep, self._measured = now, keep, now
-        self._num_ended, self._due, self._wait = 0, 1, FIRST
+    def __init__(self, now: Costs):
+        self.now, self._measured, self._wait = now, now, FIRST
         self._new: dict[int, Sums] = {}
-        """Steps since the last look, by their number of draft tokens."""
+        """Steps since `now` was last looked at, by their number of draft tokens."""
         self._plain: dict[int, Sums] = {}
         self._drafted: dict[int, Sums] = {}
         """All steps without draft tokens, and with some, fading."""
         self._alone = self._others = 1.0
         """Factors by which the other passes have moved those of the target alone, and the reverse."""
         self._has_drafted: bool | None = None
-        self._num_unsettled = 0
+        self._num_to_skip = 0
         self._loads: dict[int, tuple[Costs, CostClock]] = {}
         """By load: `now` at its first use, and a clock of as many requests, whose passes rise in their own way."""
         self._shared: dict[int, Costs] = {}
@@ -90,7 +73,7 @@ class CostClock:
             self._shared[num] = found
         return self._shared[num]
 
-    def update(self, outcome: Timed) -> None:
+    def update(self, outcome: "Outcome") -> None:
         """Learn from the times of a step: of several requests for their load, of one alone unless it stands next to a switch
         (`Costs.switch_s`)."""
         costs, (num, pass_s, draft_s) = outcome.costs, _times(outcome)
@@ -106,25 +89,18 @@ class CostClock:
                 self._shared = {}
             return
         if self._has_drafted is not (num > 0):
-            self._num_unsettled = 0 if self._has_drafted is None else SETTLED if num else SETTLED_ALONE
+            self._num_to_skip = 0 if self._has_drafted is None else WARM_UP if num else WARM_UP_ALONE
             self._has_drafted = num > 0
-        if self._num_unsettled:
-            self._num_unsettled -= 1
+        if self._num_to_skip:
+            self._num_to_skip -= 1
         elif self._add(num, pass_s, draft_s):
             self._shared = {}
 
-    def look(self, outcomes: Iterable[Timed]) -> None:
+    def correct_by(self, outcomes: Iterable["Outcome"]) -> None:
         """Learn from steps that were run to check the costs. They count double, to outweigh the measurement at once."""
         for one in 2 * list(outcomes):
             self._add(*_times(one))
         self._follow()
-
-    def end(self) -> None:
-        """A request has ended."""
-        self._num_ended += 1
-        if self.keep is not None and self._num_ended == self._due:
-            self._due *= 4
-            self.keep(self.now)
 
     def _add(self, num: int, pass_s: float, draft_s: float) -> bool:
         """Count a step with so many draft tokens. True where `now` has moved."""
@@ -146,7 +122,7 @@ class CostClock:
         return self.now is found
 
     def _found(self) -> Costs:
-        """Costs by all steps so far, with those since the last look."""
+        """Costs by all steps so far, with those since `now` was last looked at."""
         # The relative change of a level is used, not its value: steps that no curve fits would else correct it again and again.
         # The first steps correct what was measured, and say little of a slower machine.
         new, self._new, drafted = self._new, {}, self._drafted
@@ -163,7 +139,7 @@ class CostClock:
         for n in sorted({2, 3, *base.passes, *(num + 1 for num in drafted)} - {1}):
             count, levels, _ = drafted.get(n - 1, (0.0, 0.0, 0.0))
             line = max(level / 4, level + slope * (min(n - 1, longest) - middle))  # further on they rise as was measured
-            passes[n] = self._others * (KNOWN * line + levels) / (KNOWN + count) * base.pass_s(n)
+            passes[n] = self._others * (HALF_KNOWN * line + levels) / (HALF_KNOWN + count) * base.pass_s(n)
         passes[1] = self._alone * _level(self._plain.values()) * base.pass_s(1)
         if drafted and not self._plain:
             passes[1] = min(passes[1], passes[2])  # none takes longer
@@ -214,7 +190,7 @@ def _line(steps: Iterable[tuple[float, int, float]], start_s: float, draft_s: fl
     return (start, slope) if slope >= 0 else (whole_s / ones, 0.0)
 
 
-def _times(outcome: Timed) -> tuple[int, float, float]:
+def _times(outcome: "Outcome") -> tuple[int, float, float]:
     """(draft tokens, seconds of the pass, seconds of drafting) of a step."""
     return outcome.num_drafted, outcome.verify_s + outcome.other_s, outcome.draft_s + outcome.head_s
 

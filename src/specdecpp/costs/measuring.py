@@ -4,16 +4,19 @@ A later process takes the same measured costs (`cache_dir.remember`), so that a 
 without a seed begin with the costs that the clock has made of them (`CostClock`). Where the two differ by more than `WRONG` the
 measurement was wrong: a later process takes the clock's for both, and a seed may then give another answer.
 
-Steps of practice come first (`practice`): real prompts, answered with steps of given lengths, which also show what is accepted.
-Slow models, which no cache holds, are timed by these alone. Of quick ones cycles of turns follow: steps of one length in a row
-on made-up tokens, shortest first, since a draft leaves little of the target in the processor's caches and a plain pass among
-steps with draft tokens takes a third longer than in a row of its like. A machine's speed drifts by a third within a second, so
-cycles are short, and lengths are compared with the plain passes of their cycle only.
+    practice   real prompts, answered with steps of given lengths, which also show what is accepted (`practice`)
+    cycle      for models that a cache holds, which are quick: a run of each length on made-up tokens, shortest first; then a
+               few switches from plain steps to steps with one draft token and back
+    run        steps of one length in a row. A draft leaves little of the target in the processor's caches, and a plain pass
+               among steps with draft tokens takes a third longer than in a row of its like
+
+A machine's speed drifts by a third within a second, so cycles are short, and lengths are compared with the plain passes of
+their cycle only. Slow models are timed by practice alone: each prompt is a cycle.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -37,27 +40,27 @@ from specdecpp.verify import TokenVerification, verification_for
 
 METHOD = 20
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
-LENGTHS, TURN = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6
-ALONE = 4
-"""Times as many steps of the target alone: what it reads comes back to the processor's caches in ten passes."""
-LONG, EVERY = 6, 3
-"""Steps with so many draft tokens are in every third cycle."""
-FEW, FOURS = (0, 0, 1, 4, 8, 1, 4), (4,) * 8
-"""Lengths of the steps that answer a prompt of practice, of slow models and of others."""
-PRACTISED = 0.3
-"""Share of the budget for practice where cycles follow."""
-GLANCE, SLOW_GLANCE = (16, 6, 4), (4, 2, 1)
-"""Steps with no, 2 and 4 draft tokens by which a process checks kept costs. The first half of each does not count."""
-GLANCE_S = 0.01
-"""Seconds of a pass from which on a model is a slow one at that."""
-ALONE_BETWEEN, STINT, VISITS = 16, 8, 2
-"""Plain steps, steps with one draft token that follow, and how many of these visits are in a cycle, to time a switch and the
-way back: after a single step with a draft token the target still finds most of what it reads in the caches."""
-VISIT = ALONE_BETWEEN + STINT
-MOST_SWITCH = 3
+BUDGET_S, CONTEXT = 2.5, 96
+"""Seconds that a measurement takes, and tokens before its steps."""
+CYCLES = 9
+LENGTHS, RUN, ALONE = (0, 1, 2, 3, 4, 6, 8, 12, 16), 6, 4
+"""Lengths of the runs of a cycle, steps of a run, and times as many of the target alone: what it reads comes back to the
+processor's caches in ten passes."""
+LONG, LONG_CYCLE = 6, 3
+"""Runs with so many draft tokens are in every third cycle."""
+NUM_PLAIN, NUM_DRAFTED, SWITCHES = 16, 8, 2
+"""Steps of a switch without and then with one draft token, and switches of a cycle: after a single step with a draft token the
+target still finds most of what it reads in the caches."""
+MAX_SWITCH = 3
 """Passes of the target alone that a switch takes at most. It takes one to three; on a machine that was busy meanwhile it came
 out as six, and requests without a seed then never began to draft."""
-CONTEXT, CYCLES, BUDGET_S = 96, 9, 2.5
+SLOW_PRACTICE, QUICK_PRACTICE = (0, 0, 1, 4, 8, 1, 4), (4,) * 8
+"""Lengths of the steps that answer a prompt of practice, of slow models and of others."""
+PRACTICE_SHARE = 0.3
+"""Share of the budget for practice where cycles follow."""
+CHECK, SLOW_CHECK, SLOW_S = (16, 6, 4), (4, 2, 1), 0.01
+"""Steps with no, 2 and 4 draft tokens by which a process checks kept costs, of models whose pass takes less than 10 ms and of
+others. The first half of each does not count."""
 Caches = tuple[Cache, Cache]
 
 
@@ -80,27 +83,18 @@ def measured(pair: Pair) -> Costs:
 
 def known(pair: Pair) -> Known:
     """Costs that an earlier process has kept of a pair, else measured now and kept."""
-    kept = cache_dir.recall("costs", _about(pair)) if pair.is_identified else None
+    kept: Any = cache_dir.recall("costs", _about(pair)) if pair.is_identified else None
     try:
-        if kept:
-            found = Known(
-                costs=Costs.parse(kept),
-                now=Costs.parse(kept["now"]),
-                practice=Practice.parse(kept["practice"]),
-                is_new=False,
-                is_steady=kept.get("is_steady") is not False,
-            )
-            if differ(shares(found.costs), shares(found.now)):
-                found = replace(found, costs=found.now)
-                keep(pair, found)
-            return found
-    except (ValueError, KeyError, TypeError):
-        pass  # of another version, or damaged: measured again
-    cycles, practice = timed(pair, BUDGET_S)
-    costs = costs_of(pair, cycles)
-    times = [[r.verify_s for cycle in cycles for r in cycle.turns.get(k, ())] for k in LENGTHS]
-    found = Known(costs=costs, now=costs, practice=practice, is_steady=cache_dir.is_steady(times))
-    if pair.is_identified:
+        costs, now, practice = Costs.parse(kept), Costs.parse(kept["now"]), Practice.parse(kept["practice"])
+        is_steady = kept.get("is_steady") is not False
+        is_changed = differ(shares(costs), shares(now))
+        found = Known(costs=now if is_changed else costs, now=now, practice=practice, is_new=False, is_steady=is_steady)
+    except (ValueError, KeyError, TypeError):  # there are none, or of another version, or damaged
+        cycles, practice = timed(pair, BUDGET_S)
+        costs, is_changed = costs_of(pair, cycles), True
+        times = [[step.verify_s for cycle in cycles for step in cycle.runs.get(k, ())] for k in LENGTHS]
+        found = Known(costs=costs, now=costs, practice=practice, is_steady=cache_dir.is_steady(times))
+    if is_changed and pair.is_identified:
         keep(pair, found)
     return found
 
@@ -129,13 +123,12 @@ def _about(pair: Pair) -> dict[str, Any]:
     }
 
 
-def glance(pair: Pair, *, is_judged: bool) -> list[Step]:
+def check_steps(pair: Pair, *, is_judged: bool) -> list[Step]:
     """A few steps with no, 2 and 4 draft tokens in empty caches, which the head judges or not, to correct kept costs by."""
     caches, found, head = _caches(pair), [], pair.head if is_judged else None
-    nums = SLOW_GLANCE if _least_s(pair, caches) > GLANCE_S else GLANCE
-    for k, num in zip((0, 2, 4), nums, strict=True):
+    for k, num in zip((0, 2, 4), SLOW_CHECK if _least_s(pair, caches) > SLOW_S else CHECK, strict=True):
         if session := _session(pair, caches, (k,), head=head, context=2):
-            found += _turn(session, num)[num // 2 :]
+            found += _run(session, num)[num // 2 :]
     return found
 
 
@@ -153,44 +146,46 @@ def measure(pair: Pair, *, budget_s: float = BUDGET_S) -> Costs:
 class Cycle:
     """Steps that were timed within a moment."""
 
-    turns: dict[int, list[Step]]
-    """Settled steps by their number of draft tokens."""
-    visits: list[Step]
-    """Steps of which the last `STINT` in `VISIT` have a draft token; none where models are slow."""
+    runs: dict[int, list[Step]] = field(default_factory=dict)
+    """By their number of draft tokens, without the first half of each run: it finds other things in the caches."""
+    switches: list[Step] = field(default_factory=list)
+    """`NUM_PLAIN` steps without and `NUM_DRAFTED` with one draft token, several times; none where models are slow."""
 
     @property
     def plain_s(self) -> float:
         """Seconds of a pass of the target alone, the unit of the cycle's others."""
-        return median(map(_pass_s, self.turns[0]))
+        return median(map(_pass_s, self.runs[0]))
 
     @property
     def switch(self) -> float:
-        """Extra time of a visit of `VISIT` steps, in target passes, over the same steps without a switch."""
-        alone_s, one_s = (median(map(_seconds, self.turns[k])) for k in (0, 1))
-        visits = [sum(map(_seconds, self.visits[i : i + VISIT])) for i in range(0, len(self.visits), VISIT)]
-        return (median(visits) - STINT * one_s - ALONE_BETWEEN * alone_s) / self.plain_s
+        """Extra time of a switch, in target passes, over the same steps in runs of their like."""
+        alone_s, one_s = (median(map(_seconds, self.runs[k])) for k in (0, 1))
+        num = NUM_PLAIN + NUM_DRAFTED
+        took = [sum(map(_seconds, self.switches[i : i + num])) for i in range(0, len(self.switches), num)]
+        return (median(took) - NUM_DRAFTED * one_s - NUM_PLAIN * alone_s) / self.plain_s
 
 
 def timed(pair: Pair, budget_s: float) -> tuple[list[Cycle], Practice]:
-    """Steps, timed until the budget is spent: of practice, and of models that are quick cycles of turns."""
+    """Steps, timed until the budget is spent: of practice, and of models that are quick cycles of runs."""
     started, caches = perf_counter(), _caches(pair)
-    is_slow = 3 * TURN * LONG * _least_s(pair, caches) > budget_s
-    exercises, practice = _practised(pair, caches, FEW if is_slow else FOURS, budget_s * (1 if is_slow else PRACTISED))
-    turns = [{k: [r for r in steps if r.num_drafted == k] for k in FEW} for steps in exercises if is_slow]
-    if whole := [Cycle(turn, []) for turn in turns if all(turn.values())]:
-        return whole, practice
-    return _cycles(pair, caches, budget_s - (perf_counter() - started)), practice
+    is_slow = 3 * RUN * LONG * _least_s(pair, caches) > budget_s
+    if not is_slow:
+        _, practice = _practised(pair, caches, QUICK_PRACTICE, PRACTICE_SHARE * budget_s)
+        return _cycles(pair, caches, budget_s - (perf_counter() - started)), practice
+    answers, practice = _practised(pair, caches, SLOW_PRACTICE, budget_s)
+    cycles = [Cycle({k: [step for step in steps if step.num_drafted == k] for k in SLOW_PRACTICE}) for steps in answers]
+    whole = [cycle for cycle in cycles if all(cycle.runs.values())]
+    return whole or _cycles(pair, caches, budget_s - (perf_counter() - started)), practice
 
 
 def _least_s(pair: Pair, caches: Caches) -> float:
     """Seconds of a pass of the target alone in empty caches."""
     session = _session(pair, caches, (0,), context=2)
-    return min(r.verify_s for r in _turn(session, 3)) if session else math.inf
+    return min(step.verify_s for step in _run(session, 3)) if session else math.inf
 
 
-def _while_time(most: int, least: int, budget_s: float) -> Iterator[int]:
-    """0, 1, ... up to `most`, until another turn, as short as the shortest but the first, would end too late; at least
-    `least`."""
+def _within(budget_s: float, *, least: int, most: int) -> Iterator[int]:
+    """0, 1, ... until another turn, as short as the shortest but the first, would end too late; `least` to `most` numbers."""
     started, shortest_s = perf_counter(), math.inf
     for i in range(most):
         began = perf_counter()
@@ -206,89 +201,78 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
     two that warm the models up. Without a tokenizer behind made-up tokens, which teach nothing but times."""
     prompts = [] if isinstance(pair.draft, SuffixDrafter) else 2 * texts(pair)
     behind = prompts or [[i % pair.target.vocab_size for i in range(16)]] * 2
-    own = asked({}, pair.sampling)
+    own, head = asked({}, pair.sampling), pair.default_head
     ways = Sampling(temperature=0.0), Sampling() if own.is_greedy else own
-    exercises: list[list[Step]] = []
+    answers: list[list[Step]] = []
     seen: tuple[list[Practised], list[Practised]] = [], []
-    for i in _while_time(len(behind), 2, budget_s):
+    for i in _within(budget_s, least=2, most=len(behind)):
         warm_up = () if i else (0, 4)
-        session = _session(pair, caches, warm_up + lengths, head=pair.default_head, prompt=behind[i], sampling=ways[i % 2])
+        session = _session(pair, caches, warm_up + lengths, head=head, prompt=behind[i], sampling=ways[i % 2])
         if session is None:
             break
-        steps = _turn(session, len(warm_up + lengths))
-        exercises.append(steps[len(warm_up) :])
-        for r in steps if prompts else ():
-            if {*r.tokens} & {*pair.ends}:
+        steps = _run(session, len(warm_up + lengths))
+        answers.append(steps[len(warm_up) :])
+        for step in steps if prompts else ():
+            if {*step.tokens} & {*pair.ends}:
                 break  # what follows the end of a text is none
-            if 0 < r.num_drafted == len(r.judged):  # a lagged head has not judged the last
-                seen[i % 2].append(Practised(r.num_accepted, tuple(r.judged), tuple(r.overlaps)))
-    head = pair.default_head
+            if 0 < step.num_drafted == len(step.judged):  # a lagged head has not judged the last
+                seen[i % 2].append(Practised(step.num_accepted, tuple(step.judged), tuple(step.overlaps)))
     judge = judge_name(CostAware(head=head)) if head is None or head.card.is_calibrated else ""
-    return exercises, Practice(greedy=tuple(seen[0]), sampled=tuple(seen[1]), judge=judge)
+    return answers, Practice(greedy=tuple(seen[0]), sampled=tuple(seen[1]), judge=judge)
 
 
 def _cycles(pair: Pair, caches: Caches, budget_s: float) -> list[Cycle]:
-    """Cycles of turns until the budget is spent."""
+    """Cycles of runs until the budget is spent."""
     sessions = {k: session for k in LENGTHS if (session := _session(pair, caches, (k,), head=pair.head))}
-    visiting = _session(pair, caches, (0,) * ALONE_BETWEEN + (1,) * STINT)
+    switching = _session(pair, caches, (0,) * NUM_PLAIN + (1,) * NUM_DRAFTED)
     cycles: list[Cycle] = []
-    for i in _while_time(1 + CYCLES, EVERY, budget_s):
-        cycle, size = Cycle({}, []), TURN if i else 2
+    for i in _within(budget_s, least=LONG_CYCLE, most=1 + CYCLES):
+        cycle, size = Cycle(), RUN if i else 2
         for k, session in sessions.items():
-            if k < LONG or (i + 1) % EVERY == 0:
-                turn = _turn(session, ALONE * size if k == 0 else max(size // 2, 2) if k >= LONG else size)
-                cycle.turns[k] = turn[len(turn) // 2 :]  # those after steps of another length find other things in the caches
-        if visiting and i:
-            cycle.visits.extend(_turn(visiting, VISITS * VISIT))
+            if k < LONG or (i + 1) % LONG_CYCLE == 0:
+                run = _run(session, ALONE * size if k == 0 else max(size // 2, 2) if k >= LONG else size)
+                cycle.runs[k] = run[len(run) // 2 :]
+        if switching and i:
+            cycle.switches.extend(_run(switching, SWITCHES * (NUM_PLAIN + NUM_DRAFTED)))
         cycles.append(cycle)
     return cycles[1:] or cycles  # the first is a warm-up
-
-
-def _turn(session: Session, num: int) -> list[Step]:
-    """Some steps behind the session's prompt, as if there had been none before."""
-    del session.tokens[session.num_prompt_tokens :]
-    session.finish_reason = None
-    for cache in (session.target, session.draft):
-        cache.rollback(min(cache.length, session.num_prompt_tokens - 1))
-    session.prefill()
-    return [session.step() for _ in range(num) if session.finish_reason is None]
 
 
 def costs_of(pair: Pair, cycles: list[Cycle]) -> Costs:
     """Costs of a pair from its steps."""
     level = median(cycle.plain_s for cycle in cycles)
-    lengths = sorted({k for cycle in cycles for k in cycle.turns})
+    lengths = sorted({k for cycle in cycles for k in cycle.runs})
 
     def typical(seconds: Callable[[Step], float], k: int) -> float:
         """Seconds of steps with so many draft tokens, by the median of their ratios to the plain passes beside them."""
-        return level * median(median(map(seconds, c.turns[k])) / c.plain_s for c in cycles if k in c.turns)
+        return level * median(median(map(seconds, c.runs[k])) / c.plain_s for c in cycles if k in c.runs)
 
-    drafts = {k: typical(lambda r: r.draft_s, k) for k in lengths if k}
-    is_quick = any(cycle.visits for cycle in cycles)
+    drafts = {k: typical(lambda step: step.draft_s, k) for k in lengths if k}
+    is_quick = any(cycle.switches for cycle in cycles)
     start_s, draft_s = _line(drafts) if is_quick else (0.0, median(s / k for k, s in drafts.items()) if drafts else 0.0)
-    steps = [r for cycle in cycles for turn in cycle.turns.values() for r in turn]
-    judged = [r.head_s / len(r.judged) for r in steps if r.judged and pair.head is not None]
-    switches = [cycle.switch for cycle in cycles if cycle.visits and 1 in cycle.turns]
+    steps = [step for cycle in cycles for run in cycle.runs.values() for step in run]
+    judged = [step.head_s / len(step.judged) for step in steps if step.judged and pair.head is not None]
+    switches = [cycle.switch for cycle in cycles if cycle.switches and 1 in cycle.runs]
     costs = Costs(
         draft_s=draft_s,
         passes=_smooth({k + 1: typical(_pass_s, k) for k in lengths}),
         head_s=median(judged) if judged else 0.0,
         start_s=start_s,
-        other_s=median(r.other_s for r in steps),
+        other_s=median(step.other_s for step in steps),
         read_along=pair.target.share_of(pair.draft) if isinstance(pair.target, ReadsBoth) else 0.0,
     )
     switch_s = level * median(switches) if switches else 0.0
-    return replace(costs, switch_s=min(max(0.0, switch_s), MOST_SWITCH * costs.verify_s(1)))
+    return replace(costs, switch_s=min(max(0.0, switch_s), MAX_SWITCH * costs.verify_s(1)))
 
 
-def _pass_s(r: Step) -> float:
+def _pass_s(step: Step) -> float:
     """Seconds of a step's pass."""
-    return r.verify_s + r.other_s
+    return step.verify_s + step.other_s
 
 
-def _seconds(r: Step) -> float:
+def _seconds(step: Step) -> float:
     """Seconds of a step, the head's left out: a switch is not about them."""
-    return r.draft_s + _pass_s(r)
+    return step.draft_s + _pass_s(step)
 
 
 def _line(drafts: dict[int, float]) -> tuple[float, float]:
@@ -325,7 +309,7 @@ class _Copies(SuffixDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class _LengthsInTurn(HeadPolicy):
-    """Steps of given lengths, one after the other, that a head or q judges and nothing stops."""
+    """Steps of given lengths, one after the other, that a head or q judges and nothing stops. Its memory counts steps."""
 
     head: Any = None
     lengths: tuple[int, ...] = ()
@@ -363,8 +347,8 @@ def _session(
     where the contexts of the models are too short."""
     (target, draft), k = caches, max(lengths)
     room = min((m for m in (target.max_length, draft.max_length) if m is not None), default=2**31) - 2 * (k + 2)
-    context = max(2, min(context, room)) if prompt is None else len(prompt)
-    if (k or prompt) and context > room:
+    prompt = prompt or [i % target.vocab_size for i in range(max(2, min(context, room)))]
+    if k and len(prompt) > room:
         return None
     for cache in caches:
         cache.rollback(0)
@@ -375,7 +359,17 @@ def _session(
         policy=_LengthsInTurn(head=head, lengths=lengths, max_tokens=k, calibrated=is_calibrated),
         verification=verification_for(sampling, TokenVerification()),
         sampling=sampling,
-        prompt=[i % target.vocab_size for i in range(context)] if prompt is None else prompt,
-        max_tokens=VISITS * VISIT * (k + 2),
+        prompt=prompt,
+        max_tokens=SWITCHES * (NUM_PLAIN + NUM_DRAFTED) * (k + 2),
         randomness=streams(k, draw=draft.model.draw if isinstance(draft.model, Draws) else None),
     )
+
+
+def _run(session: Session, num: int) -> list[Step]:
+    """Some steps behind the session's prompt, as if there had been none before."""
+    del session.tokens[session.num_prompt_tokens :]
+    session.finish_reason = None
+    for cache in (session.target, session.draft):
+        cache.rollback(min(cache.length, session.num_prompt_tokens - 1))
+    session.prefill()
+    return [session.step() for _ in range(num) if session.finish_reason is None]

@@ -13,8 +13,10 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from specdecpp.costs.curve import Costs
+from specdecpp.policies import CostAware, Costs
 from specdecpp.policies.protocol import Given
+from specdecpp.policy_spec import as_prompt
+from specdecpp.prompt import encode
 
 PROMPTS = (
     "Write a Python function that returns the second largest number of a list.",
@@ -90,14 +92,12 @@ class Practice:
             survivals = accumulate(rule.read(one.judged), mul, initial=1.0)
             num = next((k for k, s in enumerate(survivals) if s < rule.threshold(k)), one.num_drafted)
             memory = policy.learn(memory, one.cut(min(max(num, 1), one.num_drafted), costs))
-        return policy.carry(None, replace(memory.settled(), num_tokens=0, lost=0.0))  # it has cost no request anything
+        return policy.carry(None, replace(memory.up_to_date(), num_tokens=0, lost=0.0))  # it has cost no request anything
 
 
 def judge_name(policy: Any) -> str:
     """The source of the estimates that a rule without a threshold goes by; empty for other rules, which practice teaches
     nothing."""
-    from specdecpp.policies import CostAware
-
     if type(policy) is not CostAware:
         return ""
     return "q" if policy.head is None else f"{policy.head.card.form} {policy.head.card.calibration}"
@@ -106,11 +106,8 @@ def judge_name(policy: Any) -> str:
 def texts(pair: Any) -> list[list[int]]:
     """Token ids of the prompts, through the chat template where the pair has one; none where its tokenizer cannot encode them,
     or not in ids that the models have."""
-    from specdecpp.decoder import encode
-
-    is_chat = bool(getattr(pair.tokenizer, "chat_template", None))
     try:
-        found = [encode(pair, [{"role": "user", "content": text}] if is_chat else text) for text in PROMPTS]
+        found = [encode(pair, as_prompt(pair, text)) for text in PROMPTS]
     except (ValueError, TypeError, AttributeError):  # PromptError among them; no tokenizer at all
         return []
     return found if max(map(max, found)) < pair.target.vocab_size else []

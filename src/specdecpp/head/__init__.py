@@ -7,13 +7,9 @@ lagged       from e_t, the draft's state *at* Y_t: D_h residual blocks x + SiLU(
 look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small table, and from scalars such as log q(Y_t):
              as soon as Y_t is drawn. The table is the head's own, so every backend can feed it.
 
-| file | holds |
-|---|---|
-| features.py | the scalars beside the state, the one definition that everything in Python reads |
-| model.py | `HeadCard`, `Calibration`; `AcceptanceHead` in torch, any rows at once; `RowEstimator` in numpy, one row |
-| files.py | a head on disk: `head.safetensors` and `head.json`, or the form that the authors publish theirs in |
-
-The compiled code (`backends/native/cpp/step.h`) has a forward of its own; `tests/golden_head.json` is what all of them answer.
+`AcceptanceHead` is the module in torch, for any rows at once, `RowEstimator` the same in numpy for one row, `HeadCard` what is
+known of both. Compiled code (`backends/native/cpp/step.h`) has a forward of its own; all answer what `tests/golden_head.json`
+says.
 """
 
 from specdecpp.head.features import SCALARS as SCALARS

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -229,43 +229,28 @@ def digest(weights: bytes) -> str:
     return hashlib.sha256(weights).hexdigest()
 
 
-class Arrays(NamedTuple):
-    """A head's weights as float32 arrays."""
-
-    weight: np.ndarray | None
-    """[W, D + S] of the layer in front of the blocks, None where there is none."""
-    table: np.ndarray
-    """[V or 1, W]: a token's row, with that layer's bias."""
-    blocks: np.ndarray
-    """[L, W, W]"""
-    biases: np.ndarray
-    """[L, W]"""
-    output: np.ndarray
-    """[W]"""
-    output_bias: float
-
-
 class RowEstimator:
-    """P(accepted) of one row, in numpy, by a copy of a head's weights: for one row most of torch's time is dispatch."""
+    """P(accepted) of one row, in numpy, by a copy of a head's weights: for one row most of torch's time is dispatch.
+
+    `arrays` are these weights in float32: weight [W, D + S] of the layer in front of the blocks or None, table [V or 1, W] of a
+    token's row with that layer's bias, blocks [L, W, W], their biases [L, W], output [W], and the output's bias, a float.
+    """
 
     def __init__(self, head: AcceptanceHead, calibration: Calibration):
         width, state = head.output.in_features, {name: _array(tensor) for name, tensor in head.state_dict().items()}
         bias = state.get("input.bias", np.zeros(width, np.float32))
+        table = state["token.weight"] + bias if head.token else bias[None]
 
-        def stacked(part: str) -> list[np.ndarray]:
-            return [state[f"blocks.{i}.linear.{part}"] for i in range(head.card.num_layers)]
+        def stacked(part: str, *shape: int) -> np.ndarray:
+            layers = [state[f"blocks.{i}.linear.{part}"] for i in range(head.card.num_layers)]
+            return np.array(layers, np.float32).reshape(-1, *shape)
 
-        self.arrays = Arrays(
-            weight=state.get("input.weight"),
-            table=state["token.weight"] + bias if head.token else bias[None],
-            blocks=np.array(stacked("weight"), np.float32).reshape(-1, width, width),
-            biases=np.array(stacked("bias"), np.float32).reshape(-1, width),
-            output=state["output.weight"][0],
-            output_bias=float(state["output.bias"][0]),
-        )
+        blocks, biases = stacked("weight", width, width), stacked("bias", width)
+        output, output_bias = state["output.weight"][0], float(state["output.bias"][0])
+        self.arrays = state.get("input.weight"), table, blocks, biases, output, output_bias
         self.card, self.calibration = head.card, calibration
         half = np.float32(0.5)  # x sigmoid(x) is h + h tanh(h) with h = x/2
-        self._blocks = [(half * w, half * b) for w, b in zip(self.arrays.blocks, self.arrays.biases, strict=True)]
+        self._blocks = [(half * w, half * b) for w, b in zip(blocks, biases, strict=True)]
         self._shift, self._slope = math.log(calibration.rejection_weight), 1 / calibration.temperature
 
     @np.errstate(invalid="ignore")  # a BLAS may compute with what lies beside a short row, and numpy warns of that

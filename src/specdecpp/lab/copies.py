@@ -97,7 +97,7 @@ class WithCopies(Around):
         if getattr(outcome, "extra", None) == COPIED:
             copies, own = self.copies.learn(memory.copies, outcome), memory.memory
             if isinstance(own, Account):  # its draft has so many tokens more to read
-                own = own.settled()
+                own = own.up_to_date()
                 own = own.like(num_unread=own.num_unread + outcome.num_tokens)
             return replace(memory, copies=copies, memory=own, is_behind=True)
         of = memory.copies

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.protocol import NO_PAST, DraftSoFar, Given, Policy, check_probability
-from specdecpp.policies.score import REST, logit
+from specdecpp.policies.score import MIN_OTHERS, logit
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
@@ -186,7 +186,7 @@ class Disco(Policy):
     def stop(self, draft: DraftSoFar, memory: Any) -> str | None:
         if not draft.num_tokens:
             return None
-        rest = math.log(max(1 - draft.confidence(-1), REST))
+        rest = math.log(max(1 - draft.confidence(-1), MIN_OTHERS))
         x = self.bias + self.by_rest * rest + self.by_entropy * draft.entropy(-1) + self.by_gap * draft.gap(-1)
         chance = 1 / (1 + math.exp(-max(-30.0, min(30.0, x + self.by_depth * draft.num_tokens))))
         return None if chance >= self.threshold else f"classifier says {chance:.2f} < {self.threshold:g}"

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.costs import Costs, chain_tokens
 from specdecpp.policies.head import HeadPolicy
-from specdecpp.policies.learning import Account, Gains, reading_s
+from specdecpp.policies.learning import Account, Belief, Gains, PastRequests, reading_s
 from specdecpp.policies.protocol import NO_PAST, Evidence, Given, Rule, check_probability
-from specdecpp.policies.score import Belief, Score
+from specdecpp.policies.score import Score
 
 if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
@@ -35,35 +35,28 @@ if TYPE_CHECKING:
 
 HORIZON = 8
 """The longest plan j: further on S_k a^j is small."""
-MOST = 20.0
-"""No bias and no slope of a score is beyond that."""
 BY_Q = Belief(Score(bias=-0.15, slope=0.85))
 """Prior score of q: the reference pair has .05 and 1.04 at temperature 1, -.29 and .76 at .7 with top_p .9."""
 BY_Q_GREEDY = Belief(Score(bias=-0.2, slope=1.3))
 """Prior score of q at temperature 0, where draft tokens are argmax tokens and q says more."""
-BOUND = 1.0
+RESUMED = 0.1, 0.0, 0.02
+"""Variances of a score that other requests have taught: that of bias, the covariance, that of slope."""
+OPTIMISM = 1.0
 """Standard errors by which the gain of drafting is taken to lie above its mean."""
-VARIANCE = 0.5
+PRIOR_VARIANCE = 0.5
 """Prior variance of a step's gain, tokens squared."""
-MOST_BEFORE = 12
+MAX_PAST_STEPS = 12
 """Gains of earlier requests count as at most this many steps of the request's own."""
 TRIAL = 4
 """Steps of a trial of drafting, where it is not expected to pay."""
-NEW = 500
+CREDIT = 500
 """Tokens that a pair is taken to have made before its first request: what may be lost over them may be lost at once."""
-STAY = 64
+PAYBACK_STEPS = 64
 """Drafting begins only if its expected gain over this many steps covers the reading and the switch."""
-ABOVE = 1 + 2**-50
-"""More than the threshold is asked for, not as much."""
-FADING = 1 / 16
-"""Weight that an earlier request loses with each later one."""
-RESUMED = 0.1, 0.0, 0.02
-"""Variances of a score that other requests have taught: that of bias, the covariance, that of slope."""
-_CARRIED = "num_tested", "num_accepted"
-_GAINS = Gains._fields
-NONE = Rule(Evidence.SURVIVAL, (math.inf,))
-"""No draft token."""
-_NOISE = 1e-9
+MORE_THAN = 1 + 2**-50
+"""A factor of thresholds, which are themselves not enough."""
+NO_DRAFT_TOKEN = Rule(Evidence.SURVIVAL, (math.inf,))
+_ROUNDING = 1e-9
 """Two costs a draft token that differ by less are those of an even curve, rounded."""
 
 
@@ -103,38 +96,17 @@ class CostAware(HeadPolicy):
         return True
 
     def start(self, given: Given = NO_PAST) -> Account:
-        past, unread = given.past, given.num_unread
-        if past is None or not _is_sound(past):
-            by_q = BY_Q_GREEDY if given.is_greedy else BY_Q
-            return Account(belief=by_q if self.head is None else Belief(), num_unread=unread)
-        return Account(
-            num_unread=unread,
-            acceptance_before=(past["num_accepted"] + self.prior) / (past["num_tested"] + 1),
-            gains_before={int(load): Gains(**sums) for load, sums in past["gains"].items()},
-            belief=Belief(Score(past["bias"], past["slope"]), *RESUMED),
-            lost_before=past["lost"],
-            num_tokens_before=past["num_tokens"],
-        )
+        past = PastRequests.parse(given.past)
+        if past.num_requests:
+            belief = Belief(Score(past.bias, past.slope), *RESUMED)
+        elif self.head is None:
+            belief = BY_Q_GREEDY if given.is_greedy else BY_Q
+        else:
+            belief = Belief()
+        return Account(past=past, belief=belief, num_unread=given.num_unread)
 
     def carry(self, past: Mapping[str, Any] | None, memory: Account) -> Mapping[str, Any]:
-        """Sums of which older requests fade, and a running mean of scores. What cannot be read teaches nothing."""
-        memory = memory.settled()
-        score = memory.belief.score
-        now = {name: float(getattr(memory, name)) for name in _CARRIED}
-        now |= {"num_requests": 1.0, "bias": score.bias, "slope": score.slope}
-        now |= {"num_tokens": float(memory.num_tokens), "lost": max(0.0, memory.lost)}
-        gains = {str(load): sums._asdict() for load, sums in memory.gains.items()}
-        if past is None or not _is_sound(past):
-            return now | {"gains": gains}
-        old = (1 - FADING) * past["num_requests"]
-        sums = {name: value + (1 - FADING) * past[name] for name, value in now.items()}
-        means = {name: (now[name] + old * past[name]) / (1 + old) for name in ("bias", "slope")}
-        none = dict.fromkeys(_GAINS, 0.0)
-        faded = {
-            load: {name: gains.get(load, none)[name] + (1 - FADING) * past["gains"].get(load, none)[name] for name in _GAINS}
-            for load in gains.keys() | past["gains"].keys()
-        }
-        return sums | means | {"gains": faded}
+        return PastRequests.parse(past).with_request(memory).to_json()
 
     def learn(self, memory: Account, outcome: "Outcome") -> Account:
         return memory.with_step(outcome)
@@ -143,7 +115,7 @@ class CostAware(HeadPolicy):
         """All terms but S are known when a step begins, and each plan asks for an S above some number."""
         assert costs is not None, "the session gives costs to a policy that needs them"
         if memory.is_off and memory.pending:
-            return NONE
+            return NO_DRAFT_TOKEN
         planned = memory.planned
         if not (planned and planned[0] is self and planned[1] is costs):
             planned[:] = self, costs, self._rule(memory, costs)
@@ -152,11 +124,23 @@ class CostAware(HeadPolicy):
     def _rule(self, memory: Account, costs: Costs) -> Rule:
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
         if not mean > 0 or not self._drafts(memory, costs):
-            return NONE
+            return NO_DRAFT_TOKEN
         each = prices_of_more(costs, self.max_tokens, mean)
         # The product of a head that lags lacks the last draft token: S is taken to be the product times m.
-        scale = ABOVE * rho / (mean if self.looks_ahead else mean**2)
+        scale = MORE_THAN * rho / (mean if self.looks_ahead else mean**2)
         return Rule(Evidence.SURVIVAL, (0.0, *(scale * x for x in each[1:])), score=memory.belief.score)
+
+    def _drafts(self, memory: Account, costs: Costs) -> bool:
+        """Tell whether the coming step has a draft token: where drafting may pay, in a trial, and where a trial may begin."""
+        mean, most = self.gain(memory, costs)
+        if memory.num_running:
+            return most >= 0 or memory.num_running < TRIAL
+        target_s, begin_s = costs.verify_s(1), costs.switch_s + reading_s(costs, memory)
+        if most >= 0 and PAYBACK_STEPS * expected_gain(mean, (most - mean) / OPTIMISM) * target_s >= begin_s:
+            return True
+        loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
+        num_tokens = CREDIT + memory.past.num_tokens + memory.num_tokens
+        return memory.past.lost + memory.lost + loss_s / target_s < self.regret * num_tokens
 
     def best_prefix(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int:
         """The number of the first draft tokens that bring the most beyond what their time would bring at the rate achieved.
@@ -171,27 +155,15 @@ class CostAware(HeadPolicy):
                 best, most = num, value
         return max(best, min(self.min_tokens, len(estimates)))
 
-    def _drafts(self, memory: Account, costs: Costs) -> bool:
-        """Tell whether the coming step has a draft token: where drafting may pay, in a trial, and where a trial may begin."""
-        mean, most = self.gain(memory, costs)
-        if memory.num_running:
-            return most >= 0 or memory.num_running < TRIAL
-        target_s, begin_s = costs.verify_s(1), costs.switch_s + reading_s(costs, memory)
-        if most >= 0 and STAY * expected_gain(mean, (most - mean) / BOUND) * target_s >= begin_s:
-            return True
-        # A trial of some steps, to see whether that has changed.
-        loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
-        num_tokens = NEW + memory.num_tokens_before + memory.num_tokens
-        return memory.lost_before + memory.lost + loss_s / target_s < self.regret * num_tokens
-
     def rate(self, memory: Account, costs: Costs) -> float:
         """rho: tokens per second so far, the prior's steps included; at least that of the target alone."""
-        tokens, seconds = _prior(costs, self._before(memory.acceptance_before), self.prior_steps, self.max_tokens)
-        return max((memory.num_tokens + tokens) / (memory.seconds + seconds), 1 / costs.verify_s(1))
+        tokens, seconds = _best_step(costs, self._expected_acceptance(memory), range(self.max_tokens + 1))
+        tokens, seconds = memory.num_tokens + self.prior_steps * tokens, memory.seconds + self.prior_steps * seconds
+        return max(tokens / seconds, 1 / costs.verify_s(1))
 
     def mean_acceptance(self, memory: Account) -> float:
         """a: of the draft tokens tested so far, the prior's steps included."""
-        return memory.acceptance(self._before(memory.acceptance_before), 2 * self.prior_steps)
+        return memory.acceptance(self._expected_acceptance(memory), 2 * self.prior_steps)
 
     def gain(self, memory: Account, costs: Costs) -> tuple[float, float]:
         """(Mean, upper bound) of what a step with draft tokens brings over the target alone in its time, in tokens.
@@ -199,17 +171,19 @@ class CostAware(HeadPolicy):
         An upper bound, because a loss is observed and a gain that was missed is not. Requests that are decoded together share
         the exploration.
         """
-        own, before = (gains.get(costs.load, Gains()) for gains in (memory.gains, memory.gains_before))
-        seen = min(before.num, MOST_BEFORE)
+        own, before = (gains.get(costs.load, Gains()) for gains in (memory.gains, memory.past.gains))
+        seen = min(before.num, MAX_PAST_STEPS)
         hoped = max(1.0, self.prior_steps - seen)  # the fewer steps are remembered, the more the prior counts
         num = own.num + seen + hoped
-        hope = _gain(costs, self._before(memory.acceptance_before), self.max_tokens)
+        tokens, seconds = _best_step(costs, self._expected_acceptance(memory), range(1, max(self.max_tokens, 1) + 1))
+        hope = tokens - seconds / costs.verify_s(1)
         mean = (own.num * own.mean + seen * before.mean + hoped * hope) / num
-        variance = (own.num * own.variance + self.prior_steps * VARIANCE) / (own.num + self.prior_steps)
-        return mean, mean + BOUND * math.sqrt(variance / (num * costs.load))
+        variance = (own.num * own.variance + self.prior_steps * PRIOR_VARIANCE) / (own.num + self.prior_steps)
+        return mean, mean + OPTIMISM * math.sqrt(variance / (num * costs.load))
 
-    def _before(self, acceptance: float | None) -> float:
-        return self.prior if acceptance is None else acceptance
+    def _expected_acceptance(self, memory: Account) -> float:
+        """Acceptance before the request has shown its own."""
+        return (memory.past.num_accepted + self.prior) / (memory.past.num_tested + 1)
 
 
 def expected_gain(mean: float, deviation: float) -> float:
@@ -229,37 +203,16 @@ def survivals(score: Score, estimates: Iterable[float]) -> Iterator[float]:
     return accumulate(map(score, estimates), mul)
 
 
-def _is_sound(past: Mapping[str, Any]) -> bool:
-    """Tell whether figures can be those of `CostAware.carry`."""
-    names, gains = (*_CARRIED, "num_requests", "bias", "slope", "num_tokens", "lost"), past.get("gains")
-    if not (_are_numbers(past, names) and isinstance(gains, Mapping)):
-        return False
-    tested, accepted, num, bias, slope, *_ = (past[name] for name in names)
-    is_sound = tested >= accepted >= 0 and num > 0 and abs(bias) < MOST and 0 <= slope < MOST
-    return is_sound and all(
-        str(load).isdecimal() and isinstance(sums, Mapping) and sums.keys() == set(_GAINS) and _are_numbers(sums, _GAINS)
-        for load, sums in gains.items()
-    )
-
-
-def _are_numbers(found: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Finite, and but for the bias of a score of at least 0."""
-    return all(isinstance(x := found.get(name), float) and math.isfinite(x) and (name == "bias" or x >= 0) for name in names)
-
-
 def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:
     """Seconds for each draft token's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no
     more."""
     one_more, longer = _plans(costs, max_tokens)
     if not longer:
         return one_more
-    least, tokens, power = list(one_more), [0.0], 1.0
-    for _ in range(HORIZON):
-        tokens.append(tokens[-1] + power)  # chain_tokens(mean, j - 1) of j draft tokens
-        power *= mean
+    powers = accumulate([mean] * (HORIZON - 1), mul, initial=1.0)
+    least, worth = list(one_more), [0.0, *accumulate(powers)]  # 1 + a + ... + a^(j-1) of j draft tokens
     for num, j, seconds in longer:
-        if (price := seconds / tokens[j]) < least[num]:
-            least[num] = price
+        least[num] = min(least[num], seconds / worth[j])
     return least
 
 
@@ -277,21 +230,14 @@ def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tupl
     for num, least in enumerate(one_more):
         for j in range(2, min(HORIZON, max_tokens - num) + 1):
             each = (seconds[num + j] - seconds[num]) / j
-            if each < least * (1 - _NOISE):
+            if each < least * (1 - _ROUNDING):
                 longer.append((num, j, j * each))
                 least = each
     return (*one_more, math.inf), tuple(longer)
 
 
 @lru_cache(maxsize=256)  # asked with what changes at most once a step
-def _prior(costs: Costs, acceptance: float, num_steps: int, max_tokens: int) -> tuple[float, float]:
-    """(tokens, seconds) of the prior's steps: of the length that is best for a chain."""
-    k = costs.best_length(acceptance, range(max_tokens + 1))
-    return num_steps * chain_tokens(acceptance, k), num_steps * costs.step_s(k)
-
-
-@lru_cache(maxsize=256)
-def _gain(costs: Costs, acceptance: float, max_tokens: int) -> float:
-    """Tokens that the best step with draft tokens brings a chain over the target alone."""
-    k = costs.best_length(acceptance, range(1, max(max_tokens, 1) + 1))
-    return chain_tokens(acceptance, k) - costs.step_s(k) / costs.verify_s(1)
+def _best_step(costs: Costs, acceptance: float, lengths: range) -> tuple[float, float]:
+    """(tokens, seconds) of a step of the length that is best where every draft token is accepted with one probability."""
+    k = costs.best_length(acceptance, lengths)
+    return chain_tokens(acceptance, k), costs.step_s(k)

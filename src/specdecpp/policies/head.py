@@ -2,7 +2,9 @@
 threshold."""
 
 import warnings
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.policies.protocol import Evidence, Policy, Rule, check_probability
@@ -24,31 +26,32 @@ class HeadPolicy(Policy):
     """
 
     head: "AcceptanceHead | None"
+    """None: the estimate is that of q, or a short form was read and the head is not loaded yet."""
     calibrated: bool = True
-    _estimate: "Estimator" = field(init=False, repr=False, compare=False)
-    _estimate_greedy: "Estimator" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head is None:  # a spec was parsed, and the head is not loaded yet
-            return
-        if self.calibrated and not self.head.card.is_calibrated:
+        if self.head is not None and self.calibrated and not self.head.card.is_calibrated:
             warnings.warn(
                 "the head's probabilities have not been calibrated on held-out labels, so what rests on them means little. "
                 "Calibrate it (specdecpp train RECIPE --only calibrate), or use its raw score where the rule can "
                 "(calibrated=False).",
                 stacklevel=4,
             )
-        object.__setattr__(self, "_estimate", self.head.estimator(calibrated=self.calibrated))
-        object.__setattr__(self, "_estimate_greedy", self.head.estimator(calibrated=self.calibrated, is_greedy=True))
 
     @property
     def looks_ahead(self) -> bool:
         return self.head is None or self.head.card.form == "look_ahead"
 
+    @cached_property
+    def _estimators(self) -> "tuple[Estimator, Estimator]":
+        head: Any = self.head
+        sampled, greedy = (head.estimator(calibrated=self.calibrated, is_greedy=is_greedy) for is_greedy in (False, True))
+        return sampled, greedy
+
     def estimator(self, *, is_greedy: bool) -> "Estimator":
         """The head's estimator for sampled or for greedy draft tokens."""
-        return self._estimate_greedy if is_greedy else self._estimate
+        return self._estimators[is_greedy]
 
     def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float:
         if self.head is None:
@@ -91,8 +94,15 @@ class SpecDecPP(HeadPolicy):
         return Rule(Evidence.SURVIVAL, (1 - self.threshold,))
 
 
+def with_parts(policy: Policy) -> Iterator[Policy]:
+    """The rule and all that it is made of."""
+    yield policy
+    for part in policy.parts:
+        yield from with_parts(part)
+
+
 def takes_head(kind: type[Policy]) -> bool:
-    """Tell whether such a rule has a head to be given."""
+    """True for rules with a parameter `head`."""
     return any(f.name == "head" and f.init for f in fields(kind))
 
 
@@ -103,10 +113,9 @@ def costs_for(policy: Policy, costs: "Costs") -> "Costs":
 
 def judge_of(policy: Policy) -> Policy | None:
     """The rule that judges draft tokens when this one is followed, itself or one that it is made of; None where nobody does."""
-    for part in policy.parts:
-        if (judge := judge_of(part)) is not None:
-            return judge
-    return None if policy.parts or type(policy).judge is Policy.judge else policy
+    if policy.parts:
+        return next(filter(None, map(judge_of, policy.parts)), None)
+    return None if type(policy).judge is Policy.judge else policy
 
 
 def skips_forced(policy: Policy) -> bool:
@@ -116,9 +125,8 @@ def skips_forced(policy: Policy) -> bool:
 
 
 def judges_plainly(judge: Policy) -> bool:
-    """Tell whether a rule says of a draft token what its head says, or q without one: a subclass may judge in a way of its
-    own."""
-    if not (isinstance(judge, HeadPolicy) and type(judge).judge is HeadPolicy.judge):
+    """True where a rule judges as `HeadPolicy` does, which compiled engines can: a subclass may have a way of its own."""
+    if not isinstance(judge, HeadPolicy) or type(judge).judge is not HeadPolicy.judge:
         return False
     return judge.head is None or type(judge).estimator is HeadPolicy.estimator
 
@@ -130,5 +138,4 @@ def judges_by_q(judge: Policy | None) -> bool:
 
 def heads(policy: Policy) -> "list[AcceptanceHead]":
     """The heads that a rule and the rules it is made of ask."""
-    own = [policy.head] if isinstance(policy, HeadPolicy) and policy.head is not None else []
-    return own + [head for part in policy.parts for head in heads(part)]
+    return [part.head for part in with_parts(policy) if isinstance(part, HeadPolicy) and part.head is not None]

@@ -1,8 +1,11 @@
-"""The protocol of a stopping rule.
+"""The protocol of a stopping rule: what it sees (`DraftSoFar`, `Outcome`), what it says (`Rule`, `Stop`), and `Policy`.
 
-A policy is a frozen configuration with pure methods. What it must remember between the steps of a request is an opaque
-`memory` that the session keeps for it. Within a step it sees only the draft's side: the draft tokens so far, their q, the
-head's estimates. It never sees the target's probabilities.
+    memory = policy.start(given)
+    each step:  rule = policy.rule(memory, costs)  ->  draft tokens, until rule.stop(draft)  ->  verification
+                memory = policy.learn(memory, outcome)
+
+A policy is a frozen configuration with pure methods; the session keeps its memory. Within a step it sees only the draft's side:
+the draft tokens so far, their q, the head's estimates. It never sees the target's probabilities.
 
 Why that is lossless: whether to go on is a function of the draft tokens already drawn, and the last of them stays. They are
 then an *adapted* stopping of the draft's own process, for which token and block verification keep the target's distribution
@@ -10,13 +13,12 @@ then an *adapted* stopping of the draft's own process, for which token and block
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from specdecpp.costs.clock import Timed
 from specdecpp.policies.score import Score
 
 if TYPE_CHECKING:
@@ -55,17 +57,19 @@ class DraftSoFar(Protocol):
 
 
 @runtime_checkable
-class Outcome(Timed, Protocol):
-    """A finished step as a policy sees it: `metrics.Step` while decoding.
+class Outcome(Protocol):
+    """A finished step as a policy and the clock see it: `metrics.Step` while decoding.
 
     `judged` are the estimates of the first draft tokens, before any score; `overlaps` the chances that a draw from q passes in
     the place of each tested one, sum min(p, q), empty where they are not known. `expected_s` is the time of such a step by the
-    cost model, `costs` as they were then; the other seconds are the clock's. A rule whose stops follow from the seed learns
-    from the model's time only.
+    cost model, `costs` as they were then; the other seconds are measured. A rule whose stops follow from the seed learns from
+    the model's time only.
     """
 
     @property
     def num_tokens(self) -> int: ...
+    @property
+    def num_drafted(self) -> int: ...
     @property
     def num_accepted(self) -> int: ...
     @property
@@ -75,39 +79,28 @@ class Outcome(Timed, Protocol):
     @property
     def expected_s(self) -> float: ...
     @property
+    def draft_s(self) -> float: ...
+    @property
+    def head_s(self) -> float: ...
+    @property
+    def verify_s(self) -> float: ...
+    @property
+    def other_s(self) -> float: ...
+    @property
     def costs(self) -> "Costs | None": ...
 
 
 class Evidence(Enum):
     """A number that a rule watches while the draft goes on. All of them are 1 before the first draft token."""
 
-    NOTHING = auto()
-    LAST_Q = auto()
+    NOTHING = ""
+    LAST_Q = "q"
     """q of the last draft token."""
-    PRODUCT_OF_Q = auto()
-    NEGATIVE_ENTROPY = auto()
+    PRODUCT_OF_Q = "product of q"
+    NEGATIVE_ENTROPY = "-entropy"
     """Minus the entropy of q at the last draft token, nats."""
-    SURVIVAL = auto()
+    SURVIVAL = "survival"
     """The product of the estimates of what was judged, each as the rule's score reads it."""
-
-    def of(self, draft: DraftSoFar) -> float:
-        """The value after the draft tokens so far."""
-        return _READ[self](draft) if draft.num_tokens else 1.0
-
-
-_READ: dict[Evidence, Callable[[DraftSoFar], float]] = {
-    Evidence.NOTHING: lambda draft: 1.0,
-    Evidence.LAST_Q: lambda draft: draft.confidence(-1),
-    Evidence.PRODUCT_OF_Q: lambda draft: draft.cumulative_confidence,
-    Evidence.NEGATIVE_ENTROPY: lambda draft: -draft.entropy(-1),
-    Evidence.SURVIVAL: lambda draft: draft.survival,
-}
-_WORDS = {
-    Evidence.LAST_Q: "q",
-    Evidence.PRODUCT_OF_Q: "product of q",
-    Evidence.NEGATIVE_ENTROPY: "-entropy",
-    Evidence.SURVIVAL: "survival",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +113,9 @@ class Stop:
     threshold: float = 1.0
 
     def __str__(self) -> str:
-        if self.evidence in _WORDS and not self.words:
-            return f"{_WORDS[self.evidence]} = {self.value:.2f} < {self.threshold:.3g}"
-        return self.words
+        if self.words or self.evidence in (None, Evidence.NOTHING):
+            return self.words
+        return f"{self.evidence.value} = {self.value:.2f} < {self.threshold:.3g}"
 
 
 LIMIT, TOKENS_LEFT, END_OF_TEXT = Stop("limit"), Stop("tokens left"), Stop("end of text")
@@ -143,7 +136,7 @@ class Rule:
     score: Score | None = None
 
     def stop(self, draft: DraftSoFar) -> Stop | None:
-        """Reason why no further draft token is wanted; None to go on."""
+        """A reason to stop, or None to go on."""
         if not self.least or (value := self.value(draft)) >= self.threshold(draft.num_tokens):
             return None
         return self.why(draft.num_tokens, value)
@@ -159,16 +152,23 @@ class Rule:
 
     def value(self, draft: DraftSoFar) -> float:
         """The evidence now."""
-        if self.score is None or self.evidence is not Evidence.SURVIVAL:
-            return self.evidence.of(draft)
-        return math.prod(self.read(draft.judged), start=1.0)
+        match self.evidence if draft.num_tokens else Evidence.NOTHING:
+            case Evidence.LAST_Q:
+                return draft.confidence(-1)
+            case Evidence.PRODUCT_OF_Q:
+                return draft.cumulative_confidence
+            case Evidence.NEGATIVE_ENTROPY:
+                return -draft.entropy(-1)
+            case Evidence.SURVIVAL:
+                return draft.survival if self.score is None else math.prod(self.read(draft.judged), start=1.0)
+        return 1.0
 
     def read(self, judged: Sequence[float]) -> list[float]:
         """Estimates as probabilities."""
         return list(judged if self.score is None else map(self.score, judged))
 
     def why(self, k: int, value: float) -> Stop:
-        """The reason of a stop after k draft tokens, the evidence being `value`."""
+        """The reason of a stop after k draft tokens at this evidence."""
         return Stop(self.words, self.evidence, value, self.threshold(k))
 
 
@@ -181,7 +181,7 @@ class Given:
     """Facts about a new request that a rule may begin with."""
 
     past: Mapping[str, Any] | None = None
-    """Lessons of earlier requests (`Policy.carry`)."""
+    """Statistics of earlier requests (`Policy.carry`)."""
     num_unread: int = 0
     """Tokens that the draft has to read before its first draft token."""
     is_greedy: bool = False
@@ -195,8 +195,7 @@ NO_PAST = Given()
 class Policy:
     """Base of every rule: bounds on the number of draft tokens, and what it decides and learns.
 
-    `start` gives the memory of a request; `rule`, or `stop` where no threshold can say it, ends drafting; `learn` changes the
-    memory after a step. Write your own by overriding `stop`:
+    Most rules override `rule` alone, or `stop` where no threshold can say it:
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class UntilRare(Policy):
@@ -237,8 +236,7 @@ class Policy:
         return ()
 
     def engine(self) -> Any:
-        """The engine of a rule whose draft is not one sequence of a draft model's tokens, such as a tree (`step.Engine`); None
-        for the others, which any engine runs."""
+        """The engine (`step.Engine`) of a rule whose draft is not one sequence of tokens, such as a tree; None: any engine."""
         return None
 
     def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
@@ -257,8 +255,8 @@ class Policy:
         return None
 
     def carry(self, past: Mapping[str, Any] | None, memory: Any) -> Mapping[str, Any] | None:
-        """Lessons after one more request, which ended with `memory`: `Given.past` of requests without a seed, and of later
-        processes. None: the rule begins anew each time."""
+        """Statistics of requests after one more, which ended with `memory`: `Given.past` of later requests without a seed, in
+        other processes too. None: the rule begins anew each time."""
         return None
 
     def limit(self, memory: Any) -> int:
@@ -284,10 +282,7 @@ class Policy:
 
 
 def rule_of(policy: Policy, memory: Any, costs: "Costs | None") -> Rule | None:
-    """The rule of the coming step, which asks nothing below the policy's least number of draft tokens.
-
-    None where the policy has to be asked: where a subclass has overridden what the rule stands for.
-    """
+    """The rule of the coming step, without thresholds below `min_tokens`; None where the policy's `stop` has to be asked."""
     if not _says_its_rule(type(policy)):
         return None
     rule = policy.rule(memory, costs)
@@ -299,9 +294,9 @@ def rule_of(policy: Policy, memory: Any, costs: "Costs | None") -> Rule | None:
 
 @lru_cache(maxsize=256)
 def _says_its_rule(kind: type[Policy]) -> bool:
-    kinds = kind.__mro__
-    defined = {name: next(i for i, c in enumerate(kinds) if name in vars(c)) for name in ("rule", "stop")}
-    return defined["rule"] <= min(defined.values())
+    """False where a subclass has overridden the `stop` that follows from the rule."""
+    first = next(found for found in kind.__mro__ if vars(found).keys() & {"rule", "stop"})
+    return "rule" in vars(first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +309,7 @@ class Decision:
     rule: Rule | None
     is_cut: bool = False
     """True where the tokens that may still come, or the context, set the limit, and not the policy."""
-    room: int = 0
+    max_with_forced: int = 0
     """The most draft tokens with those that a grammar leaves no choice about, which do not count to the limit."""
 
     @property
@@ -329,14 +324,14 @@ class Decision:
     def of(self, policy: Policy, memory: Any, rule: Rule | None) -> "Decision":
         """The decision of one of the rules that this policy is made of."""
         limit = min(policy.limit(memory), self.limit)
-        return Decision(policy, memory, limit, rule, self.is_cut and limit == self.limit, self.room)
+        return Decision(policy, memory, limit, rule, self.is_cut and limit == self.limit, self.max_with_forced)
 
     def read(self, judged: Sequence[float]) -> list[float]:
         """Estimates as the rule reads them."""
         return list(judged) if self.rule is None else self.rule.read(judged)
 
     def stop(self, draft: DraftSoFar) -> "Stop | None":
-        """Reason why no further draft token is wanted; None to go on. Asked before each draft token below the limit."""
+        """A reason to stop, or None to go on. Asked before each draft token below the limit."""
         if self.rule is not None:
             return self.rule.stop(draft)
         if draft.num_tokens < self.policy.min_tokens:
@@ -346,9 +341,9 @@ class Decision:
 
 
 def decide(policy: Policy, memory: Any, costs: "Costs | None", room: int) -> Decision:
-    """The policy's decision for the coming step, for which there is room for so many draft tokens."""
-    limit, most = policy.limit(memory), min(room, policy.max_tokens)
-    return Decision(policy, memory, min(room, limit), rule_of(policy, memory, costs), room <= limit, most)
+    """The policy's decision for the coming step; `room` is the number of draft tokens that the answer and the context admit."""
+    limit, rule = policy.limit(memory), rule_of(policy, memory, costs)
+    return Decision(policy, memory, min(room, limit), rule, room <= limit, min(room, policy.max_tokens))
 
 
 def check_probability(name: str, value: float) -> None:

@@ -105,7 +105,7 @@ class RowKernels:
         self._kernels.note[(1,)](
             *(record.rows, self._highest, self._whose, self._masses, self._leans, record.order, record.line, record.evidence),
             *(record.score, record.least, record.uniforms, inputs, record.records, record.totals, record.seen, ends),
-            *(self.vocab_size, self.num_parts, len(ends), score.REST, score.LEAST),
+            *(self.vocab_size, self.num_parts, len(ends), score.MIN_OTHERS, score.CLIP),
             GREEDY=is_greedy,
             EVIDENCE=_KINDS.get(evidence, 0),
             JUDGES=judges,

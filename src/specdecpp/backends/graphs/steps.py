@@ -170,7 +170,7 @@ class DraftStep:
     def _scored(self, accept: Float[Tensor, " 1"], after: Int[Tensor, " 1"]) -> Float[Tensor, " 1"]:
         """Read it as `policies.score.Score` does; the 1 of a lagged head that has judged nothing stays."""
         bias, slope = self.record.score
-        logit = torch.logit(accept, eps=score.LEAST)
+        logit = torch.logit(accept, eps=score.CLIP)
         probability = torch.sigmoid(bias + slope * logit)
         return probability if self.judge.looks_ahead else torch.where(after > 1, probability, 1.0)
 
@@ -180,7 +180,7 @@ class DraftStep:
         """P(accepted) of this draft token or, by a lagged head, of the one before it (1 where there is none)."""
         head, record = self.judge.head, self.record
         if self.judge.judges_by_q:
-            return 1 / (1 + (1 - q).clamp(min=score.REST))
+            return 1 / (1 + (1 - q).clamp(min=score.MIN_OTHERS))
         if head is None:
             return record.evidence.new_ones(1)
         now = features.rows(head.card.scalars, tokens=token, q=belief, depth=after)

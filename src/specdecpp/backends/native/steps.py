@@ -266,13 +266,13 @@ class _DraftedSteps(_Steps):
         """Begin with the draft tokens that the grammar leaves no choice about."""
         task, decision = self._drafting, plan.decision
         rule: Any = decision.rule
-        most = max(decision.limit, decision.room)
+        most = max(decision.limit, decision.max_with_forced)
         if most > len(self._tokens):
             self._make_room(most)
         self._follow(rule, most)
         columns = Columns(self._tokens, self._confidence, self._accept, self._rows)
         grammar: Any = plan.request.grammar
-        following.begin(grammar, columns, limit=decision.limit, room=decision.room)
+        following.begin(grammar, columns, limit=decision.limit, room=decision.max_with_forced)
         if task.num and rule.evidence is Evidence.SURVIVAL and self._judges:
             task.value = math.prod(rule.read([1.0] * task.num))
         if task.num and rule.evidence is Evidence.NEGATIVE_ENTROPY:

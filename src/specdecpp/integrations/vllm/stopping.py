@@ -36,7 +36,7 @@ class StopRule:
         q = (chosen - scaled.logsumexp(-1)).exp()
         evidence = self._evidence[: len(tokens)]
         if self._rule.evidence is Evidence.SURVIVAL:
-            estimate = torch.logit(1 / (1 + (1 - q).clamp(min=score.REST)), eps=score.LEAST)
+            estimate = torch.logit(1 / (1 + (1 - q).clamp(min=score.MIN_OTHERS)), eps=score.CLIP)
             bias, slope = self._rule.score or score.Score()
             evidence.mul_(torch.sigmoid(bias + slope * estimate))
         elif self._rule.evidence is Evidence.PRODUCT_OF_Q:

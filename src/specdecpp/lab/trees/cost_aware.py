@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import Tree, Tried
 from specdecpp.policies.cost_aware import CostAware
-from specdecpp.policies.learning import Account
+from specdecpp.policies.learning import Account, Belief
 from specdecpp.policies.protocol import NO_PAST, Given, check_probability
-from specdecpp.policies.score import Belief, Score, by_q
+from specdecpp.policies.score import Score, by_q
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

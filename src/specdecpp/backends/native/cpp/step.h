@@ -79,7 +79,7 @@ static double judged(const Head& head, const float* state, int64_t token, const 
   return 1.0 / (1.0 + std::exp(-std::min(std::max(logit, -700.0), 700.0)));
 }
 
-// `policies.score`: REST and LEAST, and what a score makes of an estimate.
+// `policies.score`: MIN_OTHERS and CLIP, and what a score makes of an estimate.
 static constexpr double REST = 1e-2, LEAST = 1e-6;
 static double scored(const Drafting& d, double estimate) {
   double logit = std::copysign(std::log((1 - LEAST) / LEAST), estimate - 0.5);
