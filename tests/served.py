@@ -42,9 +42,7 @@ class Listener:
     @property
     def end(self) -> End:
         assert self.ended.wait(PATIENCE_S), "the request never ended"
-        (end,) = [what for what in self.all if isinstance(what, End)]
-        assert self.all[-1] is end
-        return end
+        return next(what for what in self.all if isinstance(what, End))
 
     @property
     def tokens(self) -> list[int]:

@@ -13,6 +13,7 @@ from specdecpp.policies import Fixed
 from specdecpp.scheduler import decode, step
 from specdecpp.serving import engine
 from specdecpp.serving.engine import FEW, EngineThread, Job, Pace, Part
+from specdecpp.serving.evidence import StepEvidence
 from specdecpp.serving.schema import CompletionRequest
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.serving.validation import RequestValidator
@@ -27,13 +28,13 @@ def pair() -> Pair:
     return compiled_pair()
 
 
-def served(decoder: Decoder, *, watched: int | None = None, recorder: Any = None) -> list[Listener]:
+def served(decoder: Decoder, *, watched: int | None = None, recorder: Any = lambda session: None) -> list[Listener]:
     """Five requests to a server at once, of which one is watched."""
     thread, listeners = EngineThread(ServerSettings(max_running=4)), [Listener() for _ in PROMPTS]
     thread.start()
     for i, (prompt, listener) in enumerate(zip(PROMPTS, listeners, strict=True)):
         part = Part(prompt=prompt, options={"max_tokens": 20, "seed": i})
-        by = recorder if i == watched else None
+        by = recorder if i == watched else lambda session: None
         thread.submit(Job(decoder=decoder, parts=[part], listener=listener, timeout_s=60.0, recorder=by))
     thread.stop()
     return listeners
@@ -122,7 +123,7 @@ def test_what_somebody_makes_of_a_step_ends_one_request(pair: Pair) -> None:
             if len(session.tokens) > session.num_prompt_tokens + 5:
                 raise ZeroDivisionError("a recorder fails")
 
-        fails.evidence = lambda outcome: None  # pyright: ignore[reportFunctionMemberAccess]
+        fails.evidence = lambda outcome, at_s: StepEvidence()  # pyright: ignore[reportFunctionMemberAccess]
         return fails
 
     found = served(decoder, watched=1, recorder=recorder)

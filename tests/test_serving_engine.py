@@ -114,7 +114,7 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
         randomness=streams(seed),
         ends=(5,),
     )
-    session.watch = recorder = Recorder(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
+    session.watch = recorder = Recorder(session, tiny_tokenizer(6), **asked)
     found = []
     while session.finish_reason is None:
         context = list(session.tokens)
@@ -216,8 +216,7 @@ def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[s
     plan = RequestValidator(decoder.pair, ServerSettings(policy=decoder.policy)).plan(
         CompletionRequest(prompt="abc", max_tokens=4, **asked)
     )
-    recorder = plan.recorder if plan.needs_recorder else None
-    given = Job(decoder=plan.decoder, parts=plan.parts, listener=lambda event: None, timeout_s=math.inf, recorder=recorder)
+    given = Job(decoder=plan.decoder, parts=plan.parts, listener=[].append, timeout_s=math.inf, recorder=plan.recorder)
     held = []
     gc.disable()
     try:

@@ -16,7 +16,7 @@ from specdecpp.decoder import encode
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics, Piece, Step
 from specdecpp.policies.protocol import Stop
-from specdecpp.serving.figures import speculative_decoding, timings_of
+from specdecpp.serving.replies import speculative_decoding, timings_of
 from specdecpp.serving.schema import ChatRequest
 
 TEXT = "I believe the meaning of life is"

@@ -163,7 +163,7 @@ def test_calls_are_read_however_the_text_comes(text: str, content: str, num_call
             more, made = reader.push(piece, is_last=i == len(pieces) - 1)
             found, calls = found + more, calls + made
         assert (found, len(calls)) == (content, num_calls)
-        assert all(json.loads(call.arguments) == {"town": "Rome"} for call in calls)
+        assert all(json.loads(call.function.arguments) == {"town": "Rome"} for call in calls)
 
 
 def fits(grammar: Any, pair: Pair, text: str) -> bool:
@@ -224,7 +224,7 @@ def test_a_template_that_knows_calls_is_given_tools_and_another_model_is_told_of
     system, asked, result = told(messages, use, tokenizer)[0]
     assert system["content"].startswith("Be brief.\n\nYou may call functions.")
     assert '"name": "weather"' in system["content"]
-    assert CallReader(["weather"]).push(asked["content"], is_last=True)[1][0].arguments == '{"town": "Rome"}'
+    assert CallReader(["weather"]).push(asked["content"], is_last=True)[1][0].function.arguments == '{"town": "Rome"}'
     assert (result["role"], "sunny" in result["content"]) == ("user", True)
     tokenizer.chat_template = "... <tool_call> ..."
     assert told(messages, use, tokenizer) == (messages, [{"type": "function", "function": WEATHER}])

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from specdecpp import __version__
 from specdecpp.loading.pair import Pair
 from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.answers import Answer, AnswerState, Json
 from specdecpp.serving.engine import StepEvent
-from specdecpp.serving.figures import Timings
+from specdecpp.serving.replies import Timings
 from specdecpp.serving.schema import UNSUPPORTED, BaseRequest, Prompts
 from specdecpp.serving.settings import ServerSettings
-from specdecpp.serving.validation import RequestPlan
 
 RANDOM = (-1, 2**32 - 1)
 """Seeds that llama.cpp takes for none."""
@@ -117,9 +117,7 @@ class NativeAnswer(Answer):
 
     done = b""
 
-    def __init__(self, plan: RequestPlan, body: NativeRequest, *, model: str):
-        super().__init__(plan, is_chat=False, name="", model=model)
-        self._body = body
+    _body: NativeRequest
 
     def whole(self, queue_s: float | None) -> Any:
         replies = []
@@ -152,10 +150,10 @@ class NativeAnswer(Answer):
         return {**head, "tokens_predicted": num, "tokens_evaluated": choice.num_prompt_tokens}
 
     def _last(self, choice: AnswerState, text: str, tokens: list[int]) -> NativeReply:
-        body, part, num = self._body, self._plan.parts[choice.index], choice.metrics.num_tokens
+        body, part, num = self._body, self.plan.parts[choice.index], choice.metrics.num_tokens
         ended = choice.steps[-1].finish_reason if choice.steps else "length"
         options: Any = part.options
-        settings = generation_settings(self._plan.sampling, n_predict=options["max_tokens"], seed=options["seed"])
+        settings = generation_settings(self.plan.sampling, n_predict=options["max_tokens"], seed=options["seed"])
         return NativeReply(
             **self._part(choice, text, tokens),
             stop=True,
@@ -197,7 +195,7 @@ def generation_settings(sampling: Sampling, *, n_predict: int = -1, seed: int | 
     }
 
 
-def props(pair: Pair, settings: ServerSettings, *, name: str, version: str) -> Props:
+def props(pair: Pair, settings: ServerSettings, *, name: str) -> Props:
     """The properties of a server."""
     tokenizer = pair.tokenizer
     template = getattr(tokenizer, "chat_template", None)
@@ -210,5 +208,5 @@ def props(pair: Pair, settings: ServerSettings, *, name: str, version: str) -> P
         bos_token=tokenizer.bos_token or "",
         eos_token=tokenizer.eos_token or "",
         modalities={"vision": False, "audio": False},
-        build_info=f"specdecpp {version}",
+        build_info=f"specdecpp {__version__}",
     )

@@ -4,13 +4,14 @@ A request's field that is not supported is refused by name. One of OpenAI's own 
 as `frequency_penalty: 0` or `tools: null`, because clients send such values unasked.
 """
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.errors import ApiError
-from specdecpp.serving.tool_schema import AskedCall, Body, JsonSchema, NamedTool, ResponseFormat, Tool, ToolChoice, schema_of
+from specdecpp.serving.tool_schema import Body, JsonSchema, NamedTool, ResponseFormat, Tool, ToolCall, ToolChoice
 from specdecpp.serving.tools import ToolUse
 
 # name: the values that ask for nothing, beside null
@@ -63,14 +64,7 @@ class Speculative(Body):
 
 class StreamOptions(Body):
     include_usage: bool = Field(default=False, description="A last chunk with the usage of the whole request, and its figures.")
-    include_obfuscation: bool | None = Field(default=None, description="Only false: chunks are not padded.")
-
-    @field_validator("include_obfuscation")
-    @classmethod
-    def _check_padding(cls, asked: bool | None) -> bool | None:
-        if asked:
-            raise ValueError("asks for chunks that hide how long their text is, and none are padded here. Send false.")
-        return asked
+    include_obfuscation: Literal[False] | None = Field(default=None, description="Only false: chunks are not padded.")
 
 
 def _how(value: Any) -> Any:
@@ -211,7 +205,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = Field(default=None, max_length=64, description="Goes to the chat template, which may use it.")
     content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])] | None = None
-    tool_calls: list[AskedCall] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -231,10 +225,16 @@ class Message(Body):
 
     @property
     def as_dict(self) -> dict[str, Any]:
+        """The message as chat templates have it."""
         role = "system" if self.role == "developer" else self.role
         found: dict[str, Any] = {"role": role, "content": "".join(part.text for part in self.content or ())}
-        found |= {} if self.name is None else {"name": self.name}
-        return found | ({"tool_calls": [call.as_dict for call in self.tool_calls]} if self.tool_calls else {})
+        if self.name is not None:
+            found["name"] = self.name
+        if self.tool_calls:
+            found["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            for call in found["tool_calls"]:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return found
 
 
 class ChatRequest(BaseRequest):
@@ -255,13 +255,11 @@ class ChatRequest(BaseRequest):
     def _check_names(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs goes with logprobs: true; leave it out, or set that.")
-        names = [tool.function.name for tool in self.tools]
+        names, named = [tool.function.name for tool in self.tools], self._named_tool
         if len(names) > len(set(names)):
             raise ValueError("two tools have the same name; leave one of them out.")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(
-                f"tool_choice names {self.tool_choice.function.name!r}, and the tools are {names}; name one of them."
-            )
+        if named is not None and named not in names:
+            raise ValueError(f"tool_choice names {named!r}, and the tools are {names}; name one of them.")
         if self.tool_choice == "required" and not names:
             raise ValueError("tool_choice is required, and there are no tools; send some, or leave it out.")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
@@ -273,19 +271,22 @@ class ChatRequest(BaseRequest):
         return [[message.as_dict for message in self.messages]]
 
     @property
+    def _named_tool(self) -> str | None:
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
     def tool_use(self) -> ToolUse | None:
         if not self.tools or self.tool_choice == "none":
             return None
-        must = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         return ToolUse(
             functions=tuple(tool.function.model_dump(exclude_none=True) for tool in self.tools),
-            must="" if self.tool_choice == "required" else must,
+            must="" if self.tool_choice == "required" else self._named_tool,
             has_many=self.parallel_tool_calls,
         )
 
     @property
     def answer_schema(self) -> JsonSchema | None:
-        return schema_of(self.response_format)
+        return self.response_format.answer_schema if self.response_format else None
 
     @property
     def num_top(self) -> int | None:

@@ -1,9 +1,9 @@
-"""Schema of what a request says of tools and of the form of its answer, and of calls in messages and replies."""
+"""Schema of tools, of calls and of the form of an answer, as requests and replies have them."""
 
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Body(BaseModel):
@@ -40,14 +40,6 @@ class NamedTool(Body):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-class AnyText(Body):
-    type: Literal["text"]
-
-
-class JsonObject(Body):
-    type: Literal["json_object"]
-
-
 class NamedSchema(Body):
     name: Name
     json_schema: JsonSchema = Field(default_factory=dict, alias="schema")
@@ -55,53 +47,40 @@ class NamedSchema(Body):
     strict: bool | None = Field(default=None, description="Answers always fit the schema.")
 
 
-class FittingJson(Body):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
+class ResponseFormat(Body):
+    """Text, any JSON object, or JSON that fits a schema."""
 
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
 
-ResponseFormat = Annotated[AnyText | JsonObject | FittingJson, Field(discriminator="type")]
-
-
-def schema_of(form: AnyText | JsonObject | FittingJson | None) -> JsonSchema | None:
-    """The JSON schema of an answer; None where any text will do."""
-    if isinstance(form, FittingJson):
-        return form.json_schema.json_schema
-    return {"type": "object"} if isinstance(form, JsonObject) else None
-
-
-class AskedCall(Body):
-    """A call in a message of the assistant; `arguments` is JSON."""
-
-    class Named(Body):
-        name: Name
-        arguments: str
-
-        @field_validator("arguments")
-        @classmethod
-        def _check(cls, given: str) -> str:
-            if not isinstance(json.loads(given or "{}"), dict):
-                raise ValueError("arguments must be a JSON object, as text")
-            return given or "{}"
-
-    id: str
-    type: Literal["function"]
-    function: Named
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type json_schema, and no other type has one.")
+        return self
 
     @property
-    def as_dict(self) -> dict[str, Any]:
-        """The call as chat templates have it."""
-        arguments = json.loads(self.function.arguments)
-        return {"type": "function", "id": self.id, "function": {"name": self.function.name, "arguments": arguments}}
+    def answer_schema(self) -> JsonSchema | None:
+        """The JSON schema of an answer; None where any text will do."""
+        if self.json_schema is not None:
+            return self.json_schema.json_schema
+        return {"type": "object"} if self.type == "json_object" else None
 
 
-class CalledFunction(BaseModel):
-    name: str
-    arguments: str = Field(description="JSON.")
+class CalledFunction(Body):
+    name: Name
+    arguments: str = Field(description="A JSON object, as text.")
+
+    @field_validator("arguments")
+    @classmethod
+    def _check(cls, given: str) -> str:
+        if not isinstance(json.loads(given or "{}"), dict):
+            raise ValueError("arguments must be a JSON object, as text")
+        return given or "{}"
 
 
-class ToolCall(BaseModel):
-    """A call in a reply."""
+class ToolCall(Body):
+    """A call, in a message of the assistant and in a reply."""
 
     id: str
     type: Literal["function"] = "function"

@@ -8,11 +8,12 @@ template has another form, or none, is told of this one.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from specdecpp.grammar import BLANKS, Grammar
+from specdecpp.serving.tool_schema import CalledFunction, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _TOLD = (
@@ -124,23 +125,17 @@ def _plain(message: Json) -> Json:
     return {"role": message["role"], "content": content}
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call in an answer; `arguments` is JSON."""
-
-    name: str
-    arguments: str
-    id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
-
-    @classmethod
-    def read(cls, text: str, names: Sequence[str]) -> "Call | None":
-        """The call between two tags; None where there is none that could be made."""
-        try:
-            found = json.loads(text)
-            name, arguments = found["name"], found.get("arguments", {})
-        except (ValueError, TypeError, KeyError):
-            return None
-        return cls(name, json.dumps(arguments, ensure_ascii=False)) if name in names and isinstance(arguments, dict) else None
+def read_call(text: str, names: Sequence[str]) -> ToolCall | None:
+    """The call between two tags; None where there is none that could be made."""
+    try:
+        found = json.loads(text)
+        name, arguments = found["name"], found.get("arguments", {})
+    except (ValueError, TypeError, KeyError):
+        return None
+    if name not in names or not isinstance(arguments, dict):
+        return None
+    function = CalledFunction(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(id=f"call_{uuid4().hex[:24]}", function=function)
 
 
 class CallReader:
@@ -150,12 +145,12 @@ class CallReader:
         self._names, self._held = names, ""
         self._is_behind = False
 
-    def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[Call]]:
+    def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
         """The content and the calls that more text releases; with the last of it all that was held back."""
         self._held += text
-        content, calls = "", list[Call]()
+        content, calls = "", list[ToolCall]()
         while (start := self._held.find(OPEN)) >= 0 and (end := self._held.find(CLOSE, start)) >= 0:
-            call = Call.read(self._held[start + len(OPEN) : end], self._names)
+            call = read_call(self._held[start + len(OPEN) : end], self._names)
             content += self._taken(end + len(CLOSE)) if call is None else self._taken(start).rstrip()
             if call is not None:
                 calls.append(call)
