@@ -1,7 +1,7 @@
 """A server of OpenAI's API: one model pair, many requests, a step of each at a time.
 
     schema (bodies) -> validation (limits, tokens, a decoder) -> engine (one thread, `scheduler.step`)
-        -> answers (steps to replies, with `figures`; `completion`: llama.cpp's) -> exchange (whole or streamed)
+        -> answers (steps to `replies`; `completion`: llama.cpp's) -> exchange (whole or streamed)
         -> app (endpoints) <- middleware (name, host, log)
 
 Needs the extra [serve]. `create_app` makes the ASGI application, `specdecpp serve` runs it.

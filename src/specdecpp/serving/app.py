@@ -45,7 +45,6 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 class AppState:
     """Shared state of the endpoints."""
 
-    settings: ServerSettings
     validator: RequestValidator
     engine: EngineThread
     metrics: ServerMetrics
@@ -56,19 +55,19 @@ def _state(request: Request) -> AppState:
     return request.app.state.server
 
 
-def _check_key(
-    state: Annotated[AppState, Depends(_state)],
-    given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
-) -> None:
+State = Annotated[AppState, Depends(_state)]
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+
+
+def _check_key(state: State, given: Credentials) -> None:
     """Refuse requests without the server's key, where it has one."""
-    key = state.settings.api_key
+    key = state.validator.settings.api_key
     sent = b"" if given is None else given.credentials.strip(" ").encode("latin-1")  # as it came in the header
     if key is not None and not hmac.compare_digest(sent, key.encode()):
         message = "this server needs its key, as the header Authorization: Bearer KEY."
         raise ApiError(message, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
-State = Annotated[AppState, Depends(_state)]
 router = APIRouter()
 guarded = APIRouter(dependencies=[Depends(_check_key)])
 
@@ -130,7 +129,7 @@ async def native_completion(body: NativeRequest, request: Request, state: State)
 @guarded.get("/props", responses=REFUSALS)
 async def properties(state: State) -> Props:
     """Properties and defaults of this server, under llama.cpp's names."""
-    return props(state.validator.pair, state.settings, name=state.model.id)
+    return props(state.validator.pair, state.validator.settings, name=state.model.id)
 
 
 async def _answer(body: schema.BaseRequest, request: Request, state: AppState) -> Any:
@@ -139,7 +138,7 @@ async def _answer(body: schema.BaseRequest, request: Request, state: AppState) -
     plan = await state.validator.validate(body)
     kind = NativeAnswer if isinstance(body, NativeRequest) else Answer
     answer = kind(plan, name=request.state.name, model=state.model.id)
-    exchange = Exchange(answer, timeout_s=state.settings.timeout_s, metrics=state.metrics, facts=facts)
+    exchange = Exchange(answer, timeout_s=state.validator.settings.timeout_s, metrics=state.metrics, facts=facts)
     exchange.submit(state.engine)
     return EventStream(exchange) if body.stream else await exchange.whole(request)
 
@@ -171,7 +170,7 @@ def build(pair: Pair, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
     )
     card = replies.ModelCard(id=validator.name, created=int(time()), max_model_len=pair.target.max_length)
-    app.state.server = AppState(settings=settings, validator=validator, engine=engine, metrics=counters, model=card)
+    app.state.server = AppState(validator=validator, engine=engine, metrics=counters, model=card)
     app.include_router(router)
     app.include_router(guarded)
     app.add_middleware(RequestMiddleware, max_body_bytes=settings.max_body_bytes, hosts=settings.hosts)

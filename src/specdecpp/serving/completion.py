@@ -17,7 +17,7 @@ from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.answers import Answer, AnswerState, Json
 from specdecpp.serving.engine import StepEvent
 from specdecpp.serving.replies import Timings
-from specdecpp.serving.schema import UNSUPPORTED, BaseRequest, Prompts
+from specdecpp.serving.schema import UNSUPPORTED, TextRequest
 from specdecpp.serving.settings import ServerSettings
 
 RANDOM = (-1, 2**32 - 1)
@@ -41,13 +41,12 @@ MEANINGLESS = frozenset((*_OF_SAMPLERS_THAT_ARE_OFF, *_OF_CACHES, *_OF_DRAFTING,
 such field of a request either."""
 
 
-class NativeRequest(BaseRequest):
+class NativeRequest(TextRequest):
     """The body of /completion."""
 
     unsupported = UNSUPPORTED | _NEUTRAL
     is_cut = True
 
-    prompt: Prompts
     max_tokens: int | None = Field(
         default=None, alias="n_predict", ge=-1, le=2**31, description="At most; -1 or left out: what there is room for."
     )
@@ -79,10 +78,6 @@ class NativeRequest(BaseRequest):
         if self.speculative.details:
             raise ValueError("speculative.details goes with /v1/completions. Leave it out, or ask there.")
         return self
-
-    @property
-    def prompts(self) -> list[Any]:
-        return self.prompt
 
     @property
     def num_new(self) -> int | None:

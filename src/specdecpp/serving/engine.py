@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isinf
 from time import monotonic
 from typing import Literal
@@ -64,6 +64,7 @@ class End:
     error: ApiError | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class Job:
     """One request: its answers are made one after another.
 
@@ -71,25 +72,20 @@ class Job:
     session of each answer whose evidence is asked for.
     """
 
-    def __init__(
-        self,
-        *,
-        decoder: Decoder,
-        parts: Sequence[Part],
-        listener: Callable[[StepEvent | End], None],
-        timeout_s: float,
-        recorder: Callable[[Session], Recorder | None] = lambda session: None,
-    ):
-        self.parts, self.listener = tuple(parts), listener
-        self.submitted = monotonic()
-        self.queue_s: float | None = None
-        self.num_tokens = 0
-        self.session: Session | None = None
-        self._decoder, self._timeout_s, self._new_recorder = decoder, timeout_s, recorder
-        self._recorder: Recorder | None = None
-        self._index, self._begun = 0, 0.0
-        self._read: float | None = None
-        self._cancelled: End | None = None
+    decoder: Decoder
+    parts: Sequence[Part]
+    listener: Callable[[StepEvent | End], None]
+    timeout_s: float
+    recorder: Callable[[Session], Recorder | None] = lambda session: None
+    submitted: float = field(default_factory=monotonic)
+    queue_s: float | None = None
+    num_tokens: int = 0
+    session: Session | None = None
+    _recorder: Recorder | None = None
+    _index: int = 0
+    _begun: float = 0.0
+    _read: float | None = None
+    _cancelled: End | None = None
 
     @property
     def is_done(self) -> bool:
@@ -101,8 +97,8 @@ class Job:
 
     def end_due(self) -> End | None:
         """The end of a request that must not go on: it was cancelled, or is past its deadline."""
-        if self._cancelled is None and monotonic() - self.submitted > self._timeout_s:
-            message = f"the request was not finished within {self._timeout_s:g} s and was ended after {self.num_tokens} tokens."
+        if self._cancelled is None and monotonic() - self.submitted > self.timeout_s:
+            message = f"the request was not finished within {self.timeout_s:g} s and was ended after {self.num_tokens} tokens."
             self.cancel(ApiError(f"{message} Ask for fewer tokens, or when less is going on.", status=504, code="timeout"))
         return self._cancelled
 
@@ -113,8 +109,8 @@ class Job:
         self._begun, self._read = monotonic(), None
         self.queue_s = self._begun - self.submitted if self.queue_s is None else self.queue_s
         part = self.parts[self._index]
-        self.session = self._decoder.start(part.prompt, **part.options)
-        self.session.watch = self._recorder = self._new_recorder(self.session)
+        self.session = self.decoder.start(part.prompt, **part.options)
+        self.session.watch = self._recorder = self.recorder(self.session)
 
     def record(self, step: Step, began: float) -> StepEvent:
         """Count a step of `session` in a turn that began at `began` (`monotonic`), and make its event."""
@@ -197,10 +193,10 @@ class EngineThread:
                 raise _failed()
             if self.status == "stopping":
                 raise ApiError("the server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0)
-            if len(self._running) + len(self._waiting) >= self._settings.capacity:
+            running, waiting = self._settings.max_running, self._settings.max_waiting
+            if len(self._running) + len(self._waiting) >= running + waiting:
                 raise ApiError(
-                    f"all places are taken: {self._settings.max_running} requests are being answered and "
-                    f"{self._settings.max_waiting} wait. Try again later.",
+                    f"all places are taken: {running} requests are being answered and {waiting} wait. Try again later.",
                     status=429,
                     code="queue_full",
                     retry_after_s=min(60.0, self._mean_s),

@@ -69,10 +69,8 @@ class Exchange:
     def __init__(self, answer: Answer, *, timeout_s: float, metrics: ServerMetrics, facts: dict[str, Any]):
         self._answer, self._metrics, self._facts = answer, metrics, facts
         self._queue, self._outcome = EventQueue(), "cancelled"
-        plan = answer.plan
-        self._job = Job(
-            decoder=plan.decoder, parts=plan.parts, listener=self._queue.put, timeout_s=timeout_s, recorder=plan.recorder
-        )
+        plan, listener = answer.plan, self._queue.put
+        self._job = Job(decoder=plan.decoder, parts=plan.parts, listener=listener, timeout_s=timeout_s, recorder=plan.recorder)
 
     def submit(self, engine: EngineThread) -> None:
         """Have the request answered. Raises `ApiError` where there is no place, or no engine, for it."""

@@ -195,39 +195,28 @@ class ErrorReply(BaseModel):
 
 def timings_of(metrics: Metrics, *, prompt_s: float, predicted_s: float) -> Timings:
     """llama.cpp's figures of sums over steps, and of the seconds before and after the prompt had been read."""
+    found: dict[str, Any] = {
+        "cache_n": metrics.num_cached_tokens,
+        "draft_n": metrics.num_draft_tokens,
+        "draft_n_accepted": metrics.num_accepted_draft_tokens,
+    }
     num_read = metrics.num_prompt_tokens - metrics.num_cached_tokens
-    return Timings(
-        cache_n=metrics.num_cached_tokens,
-        prompt_n=num_read,
-        prompt_ms=1e3 * prompt_s,
-        prompt_per_token_ms=_ratio(1e3 * prompt_s, num_read),
-        prompt_per_second=_ratio(num_read, prompt_s),
-        predicted_n=metrics.num_tokens,
-        predicted_ms=1e3 * predicted_s,
-        predicted_per_token_ms=_ratio(1e3 * predicted_s, metrics.num_tokens),
-        predicted_per_second=_ratio(metrics.num_tokens, predicted_s),
-        draft_n=metrics.num_draft_tokens,
-        draft_n_accepted=metrics.num_accepted_draft_tokens,
-    )
+    for name, num, seconds in (("prompt", num_read, prompt_s), ("predicted", metrics.num_tokens, predicted_s)):
+        found |= {f"{name}_n": num, f"{name}_ms": 1e3 * seconds}
+        found[f"{name}_per_token_ms"] = 1e3 * seconds / num if num else None
+        found[f"{name}_per_second"] = num / seconds if seconds else None
+    return Timings(**found)
 
 
 def speculative_decoding(steps: Sequence[Step], num_spec_tokens: int) -> SpeculativeDecoding:
     """vLLM's figures of the steps of one answer under a policy with at most `num_spec_tokens` draft tokens a step."""
-    counts = Counter((step.num_drafted, step.num_accepted) for step in steps if step.num_drafted)
-    by_length = {k: [counts[k, j] for j in range(k + 1)] for k in sorted({k for k, _ in counts})}
-    accepted = sum(j * num for (_, j), num in counts.items())
-    drafted = sum(k * num for (k, _), num in counts.items())
+    drafting = [step for step in steps if step.num_drafted]
+    sums, counts = Metrics.of(drafting), Counter((step.num_drafted, step.num_accepted) for step in drafting)
+    names = ("draft_acceptance_rate", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens")
     return SpeculativeDecoding(
-        mean_acceptance_length=1 + accepted / (counts.total() or 1),
-        draft_acceptance_rate=accepted / (drafted or 1),
-        acceptance_histogram=[sum(counts[k, j] for k in by_length) for j in range(num_spec_tokens + 1)],
-        acceptance_histogram_by_draft_length=by_length,
-        num_spec_steps=counts.total(),
-        num_accepted_draft_tokens=accepted,
-        num_draft_tokens=drafted,
+        mean_acceptance_length=sums.mean_acceptance_length or 1.0,
+        acceptance_histogram=[sums.acceptance_histogram[j] for j in range(num_spec_tokens + 1)],
+        acceptance_histogram_by_draft_length={k: [counts[k, j] for j in range(k + 1)] for k in sorted(sums.drafted_histogram)},
         num_spec_tokens=num_spec_tokens,
+        **{name: getattr(sums, name) for name in names},
     )
-
-
-def _ratio(amount: float, per: float) -> float | None:
-    return amount / per if per > 0 else None

@@ -33,10 +33,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 _IN_MESSAGES = ("annotations", "audio", "function_call", "reasoning", "refusal")
-_WHY = {
-    "service_tier": "asks for a tier, and there is one here: every request gets the next free place. Leave it out.",
-    "store": "asks that the answer be kept, and no answer is kept here. Leave it out, or send false.",
-}
 
 if TYPE_CHECKING:
     Kind = str
@@ -172,17 +168,22 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(BaseRequest):
-    """The body of /v1/completions: text, or token ids, or several of either."""
-
-    default_new = 16
+class TextRequest(BaseRequest):
+    """A body with text, or token ids, or several of either."""
 
     prompt: Prompts
-    logprobs: int | None = Field(default=None, ge=0, le=20, description="Log-probabilities of this many tokens a place.")
 
     @property
     def prompts(self) -> list[Any]:
         return self.prompt
+
+
+class CompletionRequest(TextRequest):
+    """The body of /v1/completions."""
+
+    default_new = 16
+
+    logprobs: int | None = Field(default=None, ge=0, le=20, description="Log-probabilities of this many tokens a place.")
 
     @property
     def num_top(self) -> int | None:
@@ -301,6 +302,6 @@ def _supported(given: dict[str, Any], unsupported: dict[str, tuple[Any, ...]], *
     """A body without the values that ask for nothing. Raises `ApiError` for one that asks for what is not there."""
     for name, neutral in unsupported.items():
         if given.get(name) is not None and given[name] not in neutral:
-            message = f"{of}{name} {_WHY.get(name, 'is not supported. Leave it out.')}"
+            message = f"{of}{name} is not supported. Leave it out."
             raise ApiError(message, param=f"{of}{name}", code="unsupported_parameter")
     return {name: value for name, value in given.items() if name not in unsupported}

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from specdecpp.backends.kept import Forks
-from specdecpp.costs.measuring import measured
+from specdecpp.costs.measuring import known
 from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import MissingExtraError, PromptError, UnsoundError, first_line
 from specdecpp.grammar import Grammar
 from specdecpp.loading.pair import REFERENCE, Pair
-from specdecpp.policies import Costs, Policy
+from specdecpp.policies import Policy
 from specdecpp.policy_spec import parse_policy, spec_of
 from specdecpp.prompt import encode
 from specdecpp.sampling import Sampling, asked
@@ -73,16 +73,16 @@ class RequestValidator:
         self.pair, self.settings = pair, settings
         self.policy = policy_for(pair, settings.policy)
         self.name = settings.name or model_name(pair)
-        self._costs: Costs | None = None
         self._reader = replace(pair, tokenizer=deepcopy(pair.tokenizer))
         self._decoder = lru_cache(_NUM_DECODERS)(self._new_decoder)
         self._lock = threading.Lock()
         check_verification(settings.verification)
-        Decoder(pair, policy=self.policy, verification=verifications()[settings.verification])
+        self._decoder(None, settings.verification)
 
     def prepare(self) -> None:
         """Measure what a step costs, or read it from the file of an earlier measurement, and run the models once."""
-        self._costs = measured(self.pair)
+        if "known" not in self.pair.measured:  # a request may name a policy that weighs costs
+            self.pair.measured["known"] = known(self.pair)
         self._decoder(None, self.settings.verification).generate([0], max_tokens=4, seed=0, ignore_eos=True)
 
     async def validate(self, body: BaseRequest) -> RequestPlan:
@@ -194,7 +194,6 @@ class RequestValidator:
             self.pair,
             policy=policy,
             verification=verification,
-            costs=None if policy.needs_costs and self.pair.is_identified else self._costs,  # given ones stay as they are
             lossless=is_lossless(verification),  # what was asked for is checked in `_chosen`
         )
 
