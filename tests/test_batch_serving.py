@@ -1,5 +1,6 @@
 """Many requests in the passes of a server: prompts beside steps, and what fails, which fails alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -81,30 +82,34 @@ def test_the_server_decodes_together(decoder: Decoder, alone: list[list[int]], m
     assert max(widths) == 4
 
 
-def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = lambda cache: False) -> list[int]:
-    """A half of a step that has no memory for several requests, after it has been run, and none for some alone; how often."""
-    half, widths = getattr(NativeModel, name), []
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, when: Callable[[Any], bool]) -> None:
+    """Have a method of compiled models fail, after it has been run, where its first argument is so."""
+    method = getattr(NativeModel, name)
 
-    def fails(self: NativeModel, caches: Any, tasks: Any) -> Any:
-        told = half(self, caches, tasks)
-        if len(caches) > 1 or also(caches[0]):
-            widths.append(len(caches))
+    def fails(self: NativeModel, given: Any, *more: Any) -> Any:
+        result = method(self, given, *more)
+        if when(given):
             raise MemoryError("no room")
-        return told
+        return result
 
     monkeypatch.setattr(NativeModel, name, fails)
-    return widths
 
 
-@pytest.mark.parametrize("name", ["propose", "verify"])
-def test_a_step_that_fails_together_is_run_again_alone(
-    name: str, decoder: Decoder, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+def are_several_or_long(caches: Any) -> bool:
+    return len(caches) > 1 or caches[0].length > 30  # the third prompt's
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "number"),
+    [("propose", are_several_or_long, 2), ("verify", are_several_or_long, 2), ("check_ids", lambda tokens: 9 in tokens, 1)],
+)
+def test_what_fails_together_is_run_again_alone(
+    name: str, when: Any, number: int, pair: Pair, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches one request that takes all others with it, and uniforms that the failed step has used up: the answers of the
-    others were not those of their seeds."""
-    widths = fails_together(monkeypatch, name, also=lambda cache: cache.length > 30)  # the long prompt's
-    assert failed(served(decoder), alone) == [2]
-    assert max(widths) > 1
+    """Catches one request, or a prompt that cannot be read, that takes all others with it, and uniforms that the failed step
+    has used up: the answers of the others were not those of their seeds."""
+    broken(monkeypatch, name, when)
+    assert failed(served(Decoder(pair, policy=Fixed(k=2), reuses=False)), alone) == [number]
 
 
 def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +118,7 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
     given, alone = ([session(decoders[n], i, temperature=1.0) for n, i in ((0, 0), (1, 1), (1, 4))] for _ in range(2))
     for one in alone:
         one.step()
-    fails_together(monkeypatch, "verify")
+    broken(monkeypatch, "verify", lambda caches: len(caches) > 1)
     with pytest.raises(MemoryError):
         decode(given)
     for one, other in zip(given, alone, strict=True):
@@ -148,21 +153,6 @@ def test_an_exception_stands_in_place_of_its_step(decoder: Decoder) -> None:
     sessions = [session(decoder, i) for i in range(3)]
     sessions[1].watch = lambda plan, result: [][1]
     assert [type(outcome).__name__ for outcome in step(sessions)] == ["Step", "IndexError", "Step"]
-
-
-def test_a_prompt_that_cannot_be_read_ends_one_request(
-    decoder: Decoder, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a prompt in the passes of others that fails all of them for ever."""
-    check = NativeModel.check_ids
-
-    def fails(self: Any, tokens: list[int]) -> None:
-        if 9 in tokens:  # the second prompt's
-            raise ValueError("no such id")
-        check(self, tokens)
-
-    monkeypatch.setattr(NativeModel, "check_ids", fails)
-    assert failed(served(Decoder(decoder.pair, policy=Fixed(k=2), reuses=False)), alone) == [1]
 
 
 def test_a_long_prompt_is_read_beside_the_steps_of_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
