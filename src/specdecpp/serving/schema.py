@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from specdecpp.policy_spec import VERIFICATION_NAMES
-from specdecpp.serving.errors import ApiError
 from specdecpp.serving.tool_schema import Body, JsonSchema, NamedTool, ResponseFormat, Tool, ToolCall, ToolChoice
 from specdecpp.serving.tools import ToolUse
 
@@ -32,7 +31,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "suffix": ("",),
 }
-_IN_MESSAGES = ("annotations", "audio", "function_call", "reasoning", "refusal")
 
 if TYPE_CHECKING:
     Kind = str
@@ -79,22 +77,18 @@ class BaseRequest(Body):
     the length of an answer that names none (None: what there is room for) or more than there is room for (`is_cut`)."""
 
     prompt_field: ClassVar[str] = "prompt"
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+    unsupported = UNSUPPORTED
     default_new: ClassVar[int | None] = None
     is_cut: ClassVar[bool] = False
 
     model: str | None = Field(default=None, description="The name in /v1/models; there is one, so it may be left out.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy; left out, the model's own or 1.")
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(
-        default=None, ge=0, le=2**31, description="Draw from this many tokens of most probability; 0: all."
-    )
+    top_k: int | None = Field(default=None, ge=0, le=2**31, description="Draw from this many most probable tokens; 0: all.")
     min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens below this times the largest probability.")
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="Above 1: fewer repeats.")
     stop: Stops = Field(default=[])
-    seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i of several has seed + i."
-    )
+    seed: int | None = Field(default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i has seed + i.")
     n: int = Field(default=1, ge=1, le=16)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     ignore_eos: bool = Field(default=False, description="Go on after the token that ends a text.")
@@ -103,20 +97,8 @@ class BaseRequest(Body):
     speculative: HowToSpeculate = Field(default=Speculative(), description="false: the target alone.")
     user: str | None = Field(default=None, max_length=256, description="Goes to the log.")
     safety_identifier: str | None = Field(default=None, max_length=256, description="The newer name of user.")
-    prompt_cache_key: str | None = Field(
-        default=None, max_length=256, description="Not needed: caches are found by their text."
-    )
-    metadata: Metadata | None = Field(
-        default=None, description="Labels of a stored answer. None is stored here; they are neither kept nor logged."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_by_name(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        unsupported = {name: neutral for name, neutral in cls.unsupported.items() if name not in cls.model_fields}
-        return {k: v for k, v in _supported(given, unsupported).items() if v is not None or k not in cls.model_fields}
+    prompt_cache_key: str | None = Field(default=None, max_length=256, description="Not needed: caches are found by text.")
+    metadata: Metadata | None = Field(default=None, description="Labels of stored answers; they are neither kept nor logged.")
 
     @model_validator(mode="after")
     def _check_together(self) -> "BaseRequest":
@@ -203,16 +185,14 @@ class Message(Body):
     """One message of a conversation: text, calls of the assistant, or the result of one. A developer is OpenAI's newer name of
     the system."""
 
+    unsupported = dict.fromkeys(("annotations", "audio", "function_call", "reasoning", "refusal"), ())
+    prefix = "messages."
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = Field(default=None, max_length=64, description="Goes to the chat template, which may use it.")
     content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_by_name(cls, given: Any) -> Any:
-        return _supported(given, dict.fromkeys(_IN_MESSAGES, ()), of="messages.") if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_role(self) -> "Message":
@@ -296,12 +276,3 @@ class ChatRequest(BaseRequest):
     @property
     def num_new(self) -> int | None:
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-
-
-def _supported(given: dict[str, Any], unsupported: dict[str, tuple[Any, ...]], *, of: str = "") -> dict[str, Any]:
-    """A body without the values that ask for nothing. Raises `ApiError` for one that asks for what is not there."""
-    for name, neutral in unsupported.items():
-        if given.get(name) is not None and given[name] not in neutral:
-            message = f"{of}{name} is not supported. Leave it out."
-            raise ApiError(message, param=f"{of}{name}", code="unsupported_parameter")
-    return {name: value for name, value in given.items() if name not in unsupported}

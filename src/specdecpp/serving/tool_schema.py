@@ -1,15 +1,32 @@
 """Schema of tools, of calls and of the form of an answer, as requests and replies have them."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from specdecpp.serving.errors import ApiError
+
 
 class Body(BaseModel):
-    """A part of a request: a field that it does not have is refused by name."""
+    """A part of a request: a field that it does not have is refused by name, and null is as good as leaving one out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Fields of others' servers, each with the values beside null that ask for nothing and are let through."""
+    prefix: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_by_name(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        unsupported = {name: cls.prefix + name for name in cls.unsupported.keys() - cls.model_fields.keys()}
+        for name, shown in unsupported.items():
+            if given.get(name) is not None and given[name] not in cls.unsupported[name]:
+                raise ApiError(f"{shown} is not supported. Leave it out.", param=shown, code="unsupported_parameter")
+        given = {name: value for name, value in given.items() if name not in unsupported}
+        return {name: value for name, value in given.items() if value is not None or name not in cls.model_fields}
 
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
