@@ -1,6 +1,7 @@
 """Replies made of steps, in the two shapes of OpenAI's API: whole, or streamed in chunks of the steps that came together.
 
-Both carry the block `speculative`, with the metrics of the request, and the figures of other servers.
+Both carry the block `speculative`, with the metrics of the request, and the figures of other servers. In a stream the block is
+a step, or comes with the last chunk as the figures do.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,8 @@ from specdecpp.metrics import Metrics
 from specdecpp.serving import replies
 from specdecpp.serving.engine import StepEvent
 from specdecpp.serving.evidence import ScoredToken
-from specdecpp.serving.replies import Chunk, Timings, speculative_decoding, timings_of
-from specdecpp.serving.schema import ChatRequest
-from specdecpp.serving.tool_schema import ToolCall, ToolCallDelta
+from specdecpp.serving.replies import Timings, speculative_decoding, timings_of
+from specdecpp.serving.schema import ChatRequest, ToolCall
 from specdecpp.serving.tools import CallReader
 from specdecpp.serving.validation import RequestPlan, longest_draft
 from specdecpp.session import Step
@@ -122,10 +122,16 @@ class Answer:
 
     def whole(self, queue_s: float | None) -> Any:
         """The body of an answer that is not streamed."""
-        steps = [choice.details for choice in self.choices] if self._details else None
-        choices: Any = [self._choice(c, c.text, c.calls, c.scores, c.finish_reason) for c in self.choices]
-        fields = {**self._head, "choices": choices, "usage": self.usage, **self.figures}
-        fields["speculative"] = replies.SpeculativeBlock(**self._speculative(queue_s), steps=steps)
+        block = self._speculative(queue_s)
+        if self._details:
+            block["steps"] = [choice.details for choice in self.choices]
+        choices = []
+        for choice in self.choices:
+            text, calls = choice.text, choice.calls
+            message = {"content": text or (None if calls else ""), "tool_calls": calls or None}
+            content = {"message": message} if self._is_chat else {"text": text}
+            choices.append(self._choice(choice, choice.scores, choice.finish_reason) | content)
+        fields = {**self._head, "choices": choices, "usage": self.usage, "speculative": block, **self.figures}
         if self._is_chat:
             return replies.ChatCompletion(**fields, object="chat.completion")
         return replies.Completion(**fields, object="text_completion")
@@ -137,11 +143,11 @@ class Answer:
         groups = [list(group) for _, group in groupby(events, key)]
         return [chunk for group in groups for chunk in self._chunks_of(group, queue_s)]
 
-    def closing(self) -> Chunk | None:
+    def closing(self) -> Json | None:
         """The usage and the figures, where the request asks for them."""
         return self._chunk([], usage=self.usage, **self.figures) if self._body.includes_usage else None
 
-    def _chunks_of(self, events: Sequence[StepEvent], queue_s: float | None) -> Iterator[Chunk]:
+    def _chunks_of(self, events: Sequence[StepEvent], queue_s: float | None) -> Iterator[Json]:
         """A chunk with steps of one answer; calls never come in the first one of an answer, where clients take no call."""
         choice, last = self.choices[events[-1].index], events[-1]
         is_first, offset = not choice.steps, sum(scored.num_shown for scored in choice.scores)
@@ -152,7 +158,7 @@ class Answer:
         if not (text or calls or scores or last.step.finish_reason or self._details or is_first):
             return
         if is_first and calls:
-            yield self._chunk([self._choice(choice, "", (), (), None, delta={"role": "assistant", "content": ""})])
+            yield self._chunk([{**self._choice(choice, (), None), "delta": {"role": "assistant", "content": ""}}])
         speculative: Json = {"step": choice.details[-1]} if self._details else {}
         extra: Json = {}
         if last.step.finish_reason is not None and last.index == len(self.choices) - 1:
@@ -161,37 +167,24 @@ class Answer:
                 extra["timings"] = self.timings
         if speculative:
             extra["speculative"] = speculative
+        reason = choice.finish_reason if last.step.finish_reason else None
         delta: Json = {"role": "assistant"} if is_first and not calls else {}
         if text or not calls:
             delta["content"] = text
         if calls:
-            delta["tool_calls"] = [ToolCallDelta(index=i, **call.model_dump()) for i, call in enumerate(calls, num_calls)]
-        reason = choice.finish_reason if last.step.finish_reason else None
-        yield self._chunk([self._choice(choice, text, calls, scores, reason, offset=offset, delta=delta)], **extra)
+            delta["tool_calls"] = [{"index": i, **call.model_dump()} for i, call in enumerate(calls, num_calls)]
+        content = {"delta": delta} if self._is_chat else {"text": text}
+        yield self._chunk([self._choice(choice, scores, reason, offset) | content], **extra)
 
     def _choice(
-        self,
-        of: AnswerState,
-        text: str,
-        calls: Sequence[ToolCall],
-        scores: Sequence[ScoredToken],
-        finish_reason: replies.FinishedBy | None,
-        *,
-        offset: int = 0,
-        delta: Json | None = None,
-    ) -> replies.Choice:
-        fields: Json = {"index": of.index, "logprobs": self._logprobs(scores, offset), "finish_reason": finish_reason}
-        if not self._is_chat:
-            return replies.TextChoice(text=text, **fields)
-        if delta is not None:
-            return replies.DeltaChoice(delta=delta, **fields)
-        message = replies.AssistantMessage(content=None if calls and not text else text, tool_calls=list(calls) or None)
-        return replies.ChatChoice(message=message, **fields)
+        self, of: AnswerState, scores: Sequence[ScoredToken], reason: replies.FinishedBy | None, offset: int = 0
+    ) -> Json:
+        return {"index": of.index, "logprobs": self._logprobs(scores, offset), "finish_reason": reason}
 
-    def _chunk(self, choices: list[Any], **extra: Any) -> Chunk:
+    def _chunk(self, choices: list[Json], **extra: Any) -> Json:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         usage: Json = {"usage": None} if self._body.includes_usage else {}
-        return Chunk(**self._head, object=kind, choices=choices, **(usage | extra))
+        return {**self._head, "object": kind, "choices": choices, **usage, **extra}
 
     def _speculative(self, queue_s: float | None) -> Json:
         plan, metrics = self.plan, self.metrics

@@ -84,21 +84,17 @@ class NativeRequest(TextRequest):
         return None if self.max_tokens == -1 else self.max_tokens
 
 
-class NativeChunk(BaseModel):
-    """A part of an answer: `stop` is false but in the last one, a `NativeReply`, which has no content of its own."""
+class NativeReply(BaseModel):
+    """The reply of /completion; a list of them where there are several answers. A chunk has its first fields, without `stop`
+    in any but the last, which has no content of its own."""
 
     index: int
     content: str
     tokens: list[int] = Field(description="Ids; in a whole reply where return_tokens asks for them.")
-    stop: bool
     tokens_predicted: int
     tokens_evaluated: int = Field(description="Tokens of the prompt.")
-    timings: Timings | None = None
-
-
-class NativeReply(NativeChunk):
-    """The reply of /completion; a list of them where there are several answers."""
-
+    stop: bool
+    timings: Timings
     model: str
     prompt: str | list[int]
     generation_settings: dict[str, Any]
@@ -131,7 +127,7 @@ class NativeAnswer(Answer):
             tokens = [token for event in new for token in event.step.tokens]
             timed = {"timings": choice.timings} if self._body.timings_per_token else {}
             text = "".join(event.step.text for event in new)
-            found.append(NativeChunk(**self._part(choice, text, tokens), stop=False, **timed))
+            found.append({**self._part(choice, text, tokens), "stop": False, **timed})
             if new[-1].step.finish_reason is not None:
                 found.append(self._last(choice, "", []))
         return found

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from specdecpp.serving.answers import Answer
@@ -146,5 +147,5 @@ class EventStream(StreamingResponse):
             self._exchange.close()
 
 
-def _event(chunk: BaseModel) -> bytes:
-    return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+def _event(chunk: Any) -> bytes:
+    return b"data: " + to_json(chunk, inf_nan_mode="null") + b"\n\n"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, create_model
 
 from specdecpp.metrics import Metrics, Step
-from specdecpp.serving.tool_schema import ToolCall
+from specdecpp.serving.schema import ToolCall
 
 FinishedBy = Literal["stop", "length", "tool_calls"]
 
@@ -125,42 +125,23 @@ class ChatChoice(Choice):
     message: AssistantMessage
 
 
-class DeltaChoice(Choice):
-    delta: dict[str, Any]
-
-
 class Reply(BaseModel):
-    """Fields of both replies and of chunks."""
-
     id: str
     object: str
     created: int
     model: str
-
-
-class WholeReply(Reply):
     usage: Usage
     speculative: SpeculativeBlock
     timings: Timings
     metrics: RequestMetrics
 
 
-class Completion(WholeReply):
+class Completion(Reply):
     choices: list[TextChoice]
 
 
-class ChatCompletion(WholeReply):
+class ChatCompletion(Reply):
     choices: list[ChatChoice]
-
-
-class Chunk(Reply):
-    """A part of a streamed reply; `speculative` is a step, or comes with the last one as the figures do."""
-
-    choices: list[TextChoice | DeltaChoice]
-    usage: Usage | None = None
-    speculative: dict[str, Any] | None = None
-    timings: Timings | None = None
-    metrics: RequestMetrics | None = None
 
 
 class ModelCard(BaseModel):

@@ -8,12 +8,11 @@ template has another form, or none, is told of this one.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from specdecpp.grammar import BLANKS, Grammar
-from specdecpp.serving.tool_schema import CalledFunction, ToolCall
+from specdecpp.serving.schema import CalledFunction, ToolCall, ToolUse
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _TOLD = (
@@ -28,34 +27,19 @@ MOST = 16
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolUse:
-    """Functions of a request, as OpenAI's API has them. `must` names the one that the answer has to call, "" any of them; with
-    None it may call one. With `has_many` it may call several."""
-
-    functions: tuple[Json, ...]
-    must: str | None = None
-    has_many: bool = True
-
-    @property
-    def is_strict(self) -> bool:
-        """True where calls have to fit their schemas although the answer need not have one."""
-        return any(function.get("strict") for function in self.functions)
-
-    @property
-    def schema(self) -> Json:
-        """The JSON schema of a call."""
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": function["name"]}, "arguments": closed(function.get("parameters") or _ANY)},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for function in self.functions
-            if self.must in (None, "", function["name"])
-        ]
-        return {"anyOf": calls, "x-guidance": {"whitespace_pattern": BLANKS}}
+def _call_schema(use: ToolUse) -> Json:
+    """The JSON schema of a call."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "arguments": closed(function.get("parameters") or _ANY)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in use.functions
+        if use.must in (None, "", function["name"])
+    ]
+    return {"anyOf": calls, "x-guidance": {"whitespace_pattern": BLANKS}}
 
 
 def closed(schema: Json) -> Json:
@@ -82,7 +66,7 @@ def answer_grammar(use: ToolUse | None, schema: Any, tokenizer: Any) -> Grammar 
     if use.must is None and schema is None and not use.is_strict:
         return None
     opening, closing = (tag if _is_token(tag, tokenizer) else json.dumps(tag) for tag in (OPEN, CLOSE))
-    rules = [f'call: {opening} body {closing}\nbody: "\\n"? object "\\n"?\nobject: %json {json.dumps(use.schema)}']
+    rules = [f'call: {opening} body {closing}\nbody: "\\n"? object "\\n"?\nobject: %json {json.dumps(_call_schema(use))}']
     calls = f'call ("\\n" call){{0,{MOST - 1}}}' if use.has_many else "call"
     if use.must is not None:
         rules.append(f"start: {calls}")
