@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import generate_latest
 
 from specdecpp import __version__
 from specdecpp.loading.pair import Pair
@@ -90,7 +91,7 @@ async def health(state: State, response: Response) -> replies.Health:
 @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}, response_class=Response)
 async def metrics(state: State) -> Response:
     """Counters and histograms for Prometheus."""
-    return Response(state.metrics.text(), media_type=CONTENT_TYPE)
+    return Response(generate_latest(state.metrics.registry), media_type=CONTENT_TYPE)
 
 
 @guarded.get("/models", include_in_schema=False)

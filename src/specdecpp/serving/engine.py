@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from math import inf, isinf
+from math import ceil, inf, isinf
 from time import monotonic
 from typing import Literal
 
@@ -192,14 +192,14 @@ class EngineThread:
             if self.status == "failed":
                 raise _failed()
             if self.status == "stopping":
-                raise ApiError("the server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0)
+                raise ApiError("the server is shutting down.", status=503, code="shutting_down", headers={"Retry-After": "5"})
             running, waiting = self._settings.max_running, self._settings.max_waiting
             if len(self._running) + len(self._waiting) >= running + waiting:
                 raise ApiError(
                     f"all places are taken: {running} requests are being answered and {waiting} wait. Try again later.",
                     status=429,
                     code="queue_full",
-                    retry_after_s=min(60.0, self._mean_s),
+                    headers={"Retry-After": str(max(1, ceil(min(60.0, self._mean_s))))},
                 )
             self._waiting.append(job)
             self._changed.notify()

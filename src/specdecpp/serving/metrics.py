@@ -5,7 +5,7 @@ Speculation has vLLM's own names, so that its dashboards and `vllm bench serve` 
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
@@ -71,6 +71,3 @@ class ServerMetrics:
             self._latency.observe(latency_s)
         if first_s is not None:
             self._first.observe(first_s)
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
