@@ -11,7 +11,7 @@ from served import Listener
 from specdecpp import Decoder, Pair
 from specdecpp.backends import EagerModel, NativeModel, native
 from specdecpp.policies import Fixed
-from specdecpp.scheduler import decode, step
+from specdecpp.scheduler import decode
 from specdecpp.serving import engine
 from specdecpp.serving.engine import FEW, EngineThread, Job, Pace, Part
 from specdecpp.serving.evidence import StepEvidence
@@ -146,13 +146,6 @@ def test_what_somebody_makes_of_a_step_ends_one_request(decoder: Decoder, alone:
     found = served(decoder, recorder=recorder)
     assert failed(found, alone) == [1]
     assert found[1].tokens == alone[1][: len(found[1].tokens)] != []
-
-
-def test_an_exception_stands_in_place_of_its_step(decoder: Decoder) -> None:
-    """Catches outcomes that are another request's."""
-    sessions = [session(decoder, i) for i in range(3)]
-    sessions[1].watch = lambda plan, result: [][1]
-    assert [type(outcome).__name__ for outcome in step(sessions)] == ["Step", "IndexError", "Step"]
 
 
 def test_a_long_prompt_is_read_beside_the_steps_of_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ the cuts, and the repetition penalty is over the whole context.
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
@@ -17,12 +17,12 @@ from specdecpp.sampling import Sampling, asked
 from specdecpp.serving.answers import Answer, AnswerState, Json
 from specdecpp.serving.engine import StepEvent
 from specdecpp.serving.replies import Timings
-from specdecpp.serving.schema import UNSUPPORTED, TextRequest
+from specdecpp.serving.schema import UNSUPPORTED, Neutral, TextRequest
 from specdecpp.serving.settings import ServerSettings
 
 RANDOM = (-1, 2**32 - 1)
 """Seeds that llama.cpp takes for none."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: Neutral = {
     **dict.fromkeys(("grammar", "json_schema", "samplers"), ("", {}, [])),
     **dict.fromkeys(("dry_multiplier", "dynatemp_range", "mirostat", "n_indent", "n_probs", "xtc_probability"), (0,)),
     **dict.fromkeys(("image_data", "lora", "response_fields"), ([],)),
@@ -36,7 +36,7 @@ _OF_SAMPLERS_THAT_ARE_OFF = ("adaptive_decay", "dry_allowed_length", "dry_base",
 _OF_SAMPLERS_THAT_ARE_OFF += ("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "penalize_nl", "xtc_threshold")
 _OF_CACHES = ("cache_prompt", "id_slot", "n_cache_reuse", "n_discard", "n_keep")
 _OF_DRAFTING = ("speculative.n_max", "speculative.n_min", "speculative.p_min")
-MEANINGLESS = frozenset((*_OF_SAMPLERS_THAT_ARE_OFF, *_OF_CACHES, *_OF_DRAFTING, "post_sampling_probs"))
+MEANINGLESS = (*_OF_SAMPLERS_THAT_ARE_OFF, *_OF_CACHES, *_OF_DRAFTING, "post_sampling_probs")
 """Fields that change no answer here. Drafting has the server's policy, or that of `speculative`; llama.cpp's server follows no
 such field of a request either."""
 
@@ -44,7 +44,7 @@ such field of a request either."""
 class NativeRequest(TextRequest):
     """The body of /completion."""
 
-    unsupported = UNSUPPORTED | _NEUTRAL
+    unsupported: ClassVar[Neutral] = {**UNSUPPORTED, **_NEUTRAL, **dict.fromkeys(MEANINGLESS)}
     is_cut = True
 
     max_tokens: int | None = Field(
@@ -60,11 +60,6 @@ class NativeRequest(TextRequest):
     repeat_last_n: int | None = Field(default=None, ge=-1, description="-1: the penalty is over all tokens; 0: there is none.")
     return_tokens: bool = False
     timings_per_token: bool = Field(default=False, description="Timings in every chunk.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_meaningless(cls, given: Any) -> Any:
-        return {k: v for k, v in given.items() if k not in MEANINGLESS} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_words(self) -> "NativeRequest":
@@ -85,8 +80,8 @@ class NativeRequest(TextRequest):
 
 
 class NativeReply(BaseModel):
-    """The reply of /completion; a list of them where there are several answers. A chunk has its first fields, without `stop`
-    in any but the last, which has no content of its own."""
+    """The reply of /completion; a list of them where there are several answers. A chunk has the first six
+    fields; the last one of an answer has all of them, and no content of its own."""
 
     index: int
     content: str
@@ -142,7 +137,7 @@ class NativeAnswer(Answer):
 
     def _last(self, choice: AnswerState, text: str, tokens: list[int]) -> NativeReply:
         body, part, num = self._body, self.plan.parts[choice.index], choice.metrics.num_tokens
-        ended = choice.steps[-1].finish_reason if choice.steps else "length"
+        ended = choice.steps[-1].finish_reason
         options: Any = part.options
         settings = generation_settings(self.plan.sampling, n_predict=options["max_tokens"], seed=options["seed"])
         return NativeReply(

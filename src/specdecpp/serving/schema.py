@@ -13,8 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.errors import ApiError
 
-# name: the values that ask for nothing, beside null
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+Neutral = dict[str, tuple[Any, ...] | None]
+"""Fields that are not supported, each with the values that ask for nothing beside null (None: all of them do)."""
+UNSUPPORTED: Neutral = {
     **dict.fromkeys(("audio", "prediction", "verbosity", "web_search_options"), ()),
     **dict.fromkeys(("function_call", "reasoning_effort"), ("none",)),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
@@ -48,8 +49,7 @@ class Body(BaseModel):
     """A part of a request: a field that it does not have is refused by name, and null is as good as leaving one out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Fields of others' servers, each with the values beside null that ask for nothing and are let through."""
+    unsupported: ClassVar[Neutral] = {}
     prefix: ClassVar[str] = ""
 
     @model_validator(mode="before")
@@ -57,12 +57,15 @@ class Body(BaseModel):
     def _refuse_by_name(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        unsupported = {name: cls.prefix + name for name in cls.unsupported.keys() - cls.model_fields.keys()}
-        for name, shown in unsupported.items():
-            if given.get(name) is not None and given[name] not in cls.unsupported[name]:
+        found = {}
+        for name, value in given.items():
+            if name in cls.model_fields or name not in cls.unsupported:
+                if value is not None or name not in cls.model_fields:
+                    found[name] = value
+            elif value is not None and (neutral := cls.unsupported[name]) is not None and value not in neutral:
+                shown = cls.prefix + name
                 raise ApiError(f"{shown} is not supported. Leave it out.", param=shown, code="unsupported_parameter")
-        given = {name: value for name, value in given.items() if name not in unsupported}
-        return {name: value for name, value in given.items() if value is not None or name not in cls.model_fields}
+        return found
 
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -188,7 +191,7 @@ class BaseRequest(Body):
     the length of an answer that names none (None: what there is room for) or more than there is room for (`is_cut`)."""
 
     prompt_field: ClassVar[str] = "prompt"
-    unsupported = UNSUPPORTED
+    unsupported: ClassVar[Neutral] = UNSUPPORTED
     default_new: ClassVar[int | None] = None
     is_cut: ClassVar[bool] = False
 
@@ -296,7 +299,7 @@ class Message(Body):
     """One message of a conversation: text, calls of the assistant, or the result of one. A developer is OpenAI's newer name of
     the system."""
 
-    unsupported = dict.fromkeys(("annotations", "audio", "function_call", "reasoning", "refusal"), ())
+    unsupported: ClassVar[Neutral] = dict.fromkeys(("annotations", "audio", "function_call", "reasoning", "refusal"), ())
     prefix = "messages."
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
