@@ -33,6 +33,7 @@ SCHEMA = {
     "required": ["sky", "degrees"],
     "additionalProperties": False,
 }
+LISTED = {"id": "x", "type": "function", "function": {"name": "weather", "arguments": "[]"}}
 FORM = {"type": "json_schema", "json_schema": {"name": "sky", "schema": SCHEMA, "strict": True}}
 
 
@@ -122,11 +123,13 @@ def test_without_being_told_to_a_model_may_answer(client: openai.OpenAI, choice:
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}}}, "type must be"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"if": {}}}}}, "Unimplemented"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema goes with"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "name one of them"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "two tools have the same name"),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
         ({"messages": [{"role": "user"}]}, "content is missing"),
+        ({"messages": [{"role": "assistant", "tool_calls": [LISTED]}]}, "arguments must be a JSON object"),
         ({"tools": TOOLS, "tool_choice": "required", "extra_body": {"speculative": {"policy": "tree:2x2"}}}, "trees"),
     ],
 )
