@@ -62,10 +62,12 @@ class AnswerState:
         about = {name: getattr(self, name) for name in ("prefill_s", "num_prompt_tokens", "num_cached_tokens")}
         return Metrics.of(self.steps, **about)
 
-    @property
-    def timings(self) -> Timings:
-        """llama.cpp's figures of this answer."""
-        return timings_of(self.metrics, prompt_s=self.reading_s, predicted_s=self.writing_s)
+
+def timings(choices: Sequence[AnswerState]) -> Timings:
+    """llama.cpp's figures of answers together."""
+    prompt_s, predicted_s = (sum(getattr(choice, name) for choice in choices) for name in ("reading_s", "writing_s"))
+    metrics = sum((choice.metrics for choice in choices), Metrics())
+    return timings_of(metrics, prompt_s=prompt_s, predicted_s=predicted_s)
 
 
 class Answer:
@@ -93,7 +95,7 @@ class Answer:
     @property
     def metrics(self) -> Metrics:
         """Metrics of all answers together."""
-        return sum((choice.metrics for choice in self.choices[1:]), self.choices[0].metrics)
+        return sum((choice.metrics for choice in self.choices), Metrics())
 
     @property
     def usage(self) -> replies.Usage:
@@ -108,17 +110,11 @@ class Answer:
         )
 
     @property
-    def timings(self) -> Timings:
-        """llama.cpp's figures of all answers together."""
-        prompt_s, predicted_s = (sum(getattr(c, name) for c in self.choices) for name in ("reading_s", "writing_s"))
-        return timings_of(self.metrics, prompt_s=prompt_s, predicted_s=predicted_s)
-
-    @property
     def figures(self) -> Json:
         """The blocks `timings` and `metrics`."""
         num, (choice, *others) = longest_draft(self.plan.decoder.policy), self.choices
         block = None if others or not num else speculative_decoding(choice.steps, num)
-        return {"timings": self.timings, "metrics": replies.RequestMetrics(speculative_decoding=block)}
+        return {"timings": timings(self.choices), "metrics": replies.RequestMetrics(speculative_decoding=block)}
 
     def whole(self, queue_s: float | None) -> Any:
         """The body of an answer that is not streamed."""
@@ -164,7 +160,7 @@ class Answer:
         if last.step.finish_reason is not None and last.index == len(self.choices) - 1:
             speculative |= self._speculative(queue_s)
             if not self._body.includes_usage:  # llama.cpp's are in the last chunk, vLLM's in that of the usage alone
-                extra["timings"] = self.timings
+                extra["timings"] = timings(self.choices)
         if speculative:
             extra["speculative"] = speculative
         reason = choice.finish_reason if last.step.finish_reason else None

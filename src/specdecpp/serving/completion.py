@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from specdecpp import __version__
 from specdecpp.loading.pair import Pair
 from specdecpp.sampling import Sampling, asked
-from specdecpp.serving.answers import Answer, AnswerState, Json
+from specdecpp.serving.answers import Answer, AnswerState, Json, timings
 from specdecpp.serving.engine import StepEvent
 from specdecpp.serving.replies import Timings
 from specdecpp.serving.schema import UNSUPPORTED, Neutral, TextRequest
@@ -120,7 +120,7 @@ class NativeAnswer(Answer):
             for event in new:
                 self.add(event)
             tokens = [token for event in new for token in event.step.tokens]
-            timed = {"timings": choice.timings} if self._body.timings_per_token else {}
+            timed = {"timings": timings([choice])} if self._body.timings_per_token else {}
             text = "".join(event.step.text for event in new)
             found.append({**self._part(choice, text, tokens), "stop": False, **timed})
             if new[-1].step.finish_reason is not None:
@@ -143,7 +143,7 @@ class NativeAnswer(Answer):
         return NativeReply(
             **self._part(choice, text, tokens),
             stop=True,
-            timings=choice.timings,
+            timings=timings([choice]),
             model=self._head["model"],
             prompt=body.prompts[choice.index // body.n],
             generation_settings=settings | {"stop": body.stop, "ignore_eos": body.ignore_eos, "stream": bool(body.stream)},
