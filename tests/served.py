@@ -91,7 +91,7 @@ def served(pair: Pair, **settings: Any) -> Iterator[Served]:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true before patience ends."""
+    """True once a condition is true; False where patience ends before."""
     until = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > until:

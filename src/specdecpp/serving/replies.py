@@ -38,7 +38,8 @@ class StepDetails(BaseModel):
     at_s: float
 
 
-_Numbers: Any = create_model("Numbers", **{name: (type(value), ...) for name, value in Metrics().to_dict().items()})  # pyright: ignore
+_NUMBERS: dict[str, Any] = {name: (type(value), ...) for name, value in Metrics().to_dict().items()}
+_Numbers: Any = create_model("Numbers", **_NUMBERS)
 
 
 class SpeculativeBlock(_Numbers):
