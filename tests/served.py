@@ -23,35 +23,31 @@ class Listener:
     """All events of one request, and a way to hold the engine's thread at one."""
 
     def __init__(self) -> None:
-        self.all: list[StepEvent | End] = []
+        self.events: list[StepEvent] = []
+        self.ends: list[End] = []
         self.ended, self.may_go_on, self.is_held = threading.Event(), threading.Event(), threading.Event()
         self.may_go_on.set()
 
     def __call__(self, what: StepEvent | End) -> None:
-        self.all.append(what)
         if isinstance(what, End):
+            self.ends.append(what)
             self.ended.set()
             return
+        self.events.append(what)
         self.is_held.set()
         assert self.may_go_on.wait(PATIENCE_S)
 
     @property
-    def events(self) -> list[StepEvent]:
-        return [what for what in self.all if isinstance(what, StepEvent)]
-
-    @property
     def end(self) -> End:
         assert self.ended.wait(PATIENCE_S), "the request never ended"
-        (end,) = [what for what in self.all if isinstance(what, End)]
-        assert self.all[-1] is end
-        return end
+        return self.ends[0]
 
     @property
     def tokens(self) -> list[int]:
-        return [piece.token for event in self.events for piece in event.step.pieces]
+        return [token for event in self.events for token in event.step.tokens]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Served:
     """A running server: where it is, and what a test may look at from within."""
 
@@ -86,14 +82,7 @@ def served(pair: Pair, **settings: Any) -> Iterator[Served]:
         assert ready.wait(PATIENCE_S), "the server did not start"
         state = server.config.app.state.server  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
         try:
-            yield Served(
-                url=address(listening),
-                server=server,
-                engine=state.engine,
-                name=state.model.id,
-                thread=thread,
-                clients=clients,
-            )
+            yield Served(address(listening), server, state.engine, state.model.id, thread, clients)
         finally:
             clients.close()
             server.should_exit = True
@@ -102,7 +91,7 @@ def served(pair: Pair, **settings: Any) -> Iterator[Served]:
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true before patience ends."""
+    """True once a condition is true; False where patience ends before."""
     until = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > until:

@@ -1,5 +1,6 @@
 """Many requests in the passes of a server: prompts beside steps, and what fails, which fails alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,10 @@ from served import Listener
 from specdecpp import Decoder, Pair
 from specdecpp.backends import EagerModel, NativeModel, native
 from specdecpp.policies import Fixed
-from specdecpp.scheduler import decode, step
+from specdecpp.scheduler import decode
 from specdecpp.serving import engine
 from specdecpp.serving.engine import FEW, EngineThread, Job, Pace, Part
+from specdecpp.serving.evidence import StepEvidence
 from specdecpp.serving.schema import CompletionRequest
 from specdecpp.serving.settings import ServerSettings
 from specdecpp.serving.validation import RequestValidator
@@ -27,16 +29,33 @@ def pair() -> Pair:
     return compiled_pair()
 
 
-def served(decoder: Decoder, *, watched: int | None = None, recorder: Any = None) -> list[Listener]:
-    """Five requests to a server at once, of which one is watched."""
+@pytest.fixture(scope="module")
+def decoder(pair: Pair) -> Decoder:
+    return Decoder(pair, policy=Fixed(k=2))
+
+
+@pytest.fixture(scope="module")
+def alone(decoder: Decoder) -> list[list[int]]:
+    """The answers to the prompts, one after the other."""
+    return [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
+
+
+def served(decoder: Decoder, *, recorder: Any = lambda session: None) -> list[Listener]:
+    """Five requests to a server at once."""
     thread, listeners = EngineThread(ServerSettings(max_running=4)), [Listener() for _ in PROMPTS]
     thread.start()
     for i, (prompt, listener) in enumerate(zip(PROMPTS, listeners, strict=True)):
         part = Part(prompt=prompt, options={"max_tokens": 20, "seed": i})
-        by = recorder if i == watched else None
-        thread.submit(Job(decoder=decoder, parts=[part], listener=listener, timeout_s=60.0, recorder=by))
+        thread.submit(Job(decoder=decoder, parts=[part], listener=listener, timeout_s=60.0, recorder=recorder))
     thread.stop()
     return listeners
+
+
+def failed(found: list[Listener], alone: list[list[int]]) -> list[int]:
+    """Requests that ended with an error; all others have their answers."""
+    numbers = [i for i, listener in enumerate(found) if listener.end.error is not None]
+    assert all(listener.tokens == alone[i] for i, listener in enumerate(found) if i not in numbers)
+    return numbers
 
 
 @pytest.mark.parametrize(("backend", "seeds"), [("native", [None, None]), ("eager", [0, 1])])
@@ -46,53 +65,51 @@ def test_greedy_requests_follow_the_load_where_their_answers_do_not(pair: Pair, 
         model, draft = (tiny_model("llama", seed=seed, vocab_size=pair.target.vocab_size) for seed in (1, 2))
         pair = replace(pair, target=EagerModel(model), draft=EagerModel(draft))
     validator = RequestValidator(pair, ServerSettings(policy=Fixed(k=2)))
-    body = {"prompt": ["abc", "de"], "max_tokens": 4}
-    assert [part.options.get("seed") for part in validator.plan(CompletionRequest(**body, temperature=0)).parts] == seeds
-    assert [part.options.get("seed") for part in validator.plan(CompletionRequest(**body, temperature=1)).parts] == [None, None]
-    assert [part.options.get("seed") for part in validator.plan(CompletionRequest(**body, temperature=0, seed=7)).parts] == [
-        7,
-        8,
-    ]
+    for asked, expected in (
+        ({"temperature": 0}, seeds),
+        ({"temperature": 1}, [None, None]),
+        ({"temperature": 0, "seed": 7}, [7, 8]),
+    ):
+        plan = validator.plan(CompletionRequest(prompt=["abc", "de"], max_tokens=4, **asked))
+        assert [part.options.get("seed") for part in plan.parts] == expected
 
 
-def test_the_server_decodes_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_decodes_together(decoder: Decoder, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server that still takes turns, and answers that depend on who else is there."""
-    decoder, widths = Decoder(pair, policy=Fixed(k=2)), []
-    verify = NativeModel.verify
+    widths, verify = [], NativeModel.verify
     monkeypatch.setattr(NativeModel, "verify", lambda *args: widths.append(len(args[2])) or verify(*args))
-    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
-    widths.clear()
     assert [listener.tokens for listener in served(decoder)] == alone
     assert max(widths) == 4
 
 
-def fails_together(monkeypatch: pytest.MonkeyPatch, name: str, *, also: Any = lambda cache: False) -> list[int]:
-    """A half of a step that has no memory for several requests, after it has been run, and none for some alone; how often."""
-    half, failed = getattr(NativeModel, name), []
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, when: Callable[[Any], bool]) -> None:
+    """Have a method of compiled models fail, after it has been run, where its first argument is so."""
+    method = getattr(NativeModel, name)
 
-    def fails(self: NativeModel, caches: Any, tasks: Any) -> Any:
-        told = half(self, caches, tasks)
-        if len(caches) > 1 or also(caches[0]):
-            failed.append(len(caches))
+    def fails(self: NativeModel, given: Any, *more: Any) -> Any:
+        result = method(self, given, *more)
+        if when(given):
             raise MemoryError("no room")
-        return told
+        return result
 
     monkeypatch.setattr(NativeModel, name, fails)
-    return failed
 
 
-@pytest.mark.parametrize("name", ["propose", "verify"])
-def test_a_step_that_fails_together_is_run_again_alone(name: str, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches one request that takes all others with it, and uniforms that the failed step has used up: the answers of the
-    others were not those of their seeds."""
-    decoder = Decoder(pair, policy=Fixed(k=2))
-    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
-    failed = fails_together(monkeypatch, name, also=lambda cache: cache.length > 30)  # the long prompt's
-    found = served(decoder)
-    assert max(failed) > 1
-    ends = [listener.end.error for listener in found]
-    assert [refusal is not None for refusal in ends] == [False, False, True, False, False]
-    assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 2)
+def are_several_or_long(caches: Any) -> bool:
+    return len(caches) > 1 or caches[0].length > 30  # the third prompt's
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "number"),
+    [("propose", are_several_or_long, 2), ("verify", are_several_or_long, 2), ("check_ids", lambda tokens: 9 in tokens, 1)],
+)
+def test_what_fails_together_is_run_again_alone(
+    name: str, when: Any, number: int, pair: Pair, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches one request, or a prompt that cannot be read, that takes all others with it, and uniforms that the failed step
+    has used up: the answers of the others were not those of their seeds."""
+    broken(monkeypatch, name, when)
+    assert failed(served(Decoder(pair, policy=Fixed(k=2), reuses=False)), alone) == [number]
 
 
 def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +118,7 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
     given, alone = ([session(decoders[n], i, temperature=1.0) for n, i in ((0, 0), (1, 1), (1, 4))] for _ in range(2))
     for one in alone:
         one.step()
-    fails_together(monkeypatch, "verify")
+    broken(monkeypatch, "verify", lambda caches: len(caches) > 1)
     with pytest.raises(MemoryError):
         decode(given)
     for one, other in zip(given, alone, strict=True):
@@ -112,47 +129,23 @@ def test_a_batch_of_two_groups_of_which_one_fails(pair: Pair, monkeypatch: pytes
         assert one.step().tokens == other.step().tokens
 
 
-def test_what_somebody_makes_of_a_step_ends_one_request(pair: Pair) -> None:
+def test_what_somebody_makes_of_a_step_ends_one_request(decoder: Decoder, alone: list[list[int]]) -> None:
     """Catches a recorder that fails, and takes from the others a step that they have committed: it was never told."""
-    decoder = Decoder(pair, policy=Fixed(k=2))
-    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
 
     def recorder(session: Session) -> Any:
+        if session.tokens != PROMPTS[1]:
+            return None
+
         def fails(plan: Any, result: Any) -> None:
             if len(session.tokens) > session.num_prompt_tokens + 5:
                 raise ZeroDivisionError("a recorder fails")
 
-        fails.evidence = lambda outcome: None  # pyright: ignore[reportFunctionMemberAccess]
+        fails.evidence = lambda outcome, at_s: StepEvidence()  # pyright: ignore[reportFunctionMemberAccess]
         return fails
 
-    found = served(decoder, watched=1, recorder=recorder)
-    assert [listener.end.error is not None for listener in found] == [False, True, False, False, False]
-    assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
+    found = served(decoder, recorder=recorder)
+    assert failed(found, alone) == [1]
     assert found[1].tokens == alone[1][: len(found[1].tokens)] != []
-
-
-def test_an_exception_stands_in_place_of_its_step(pair: Pair) -> None:
-    """Catches outcomes that are another request's."""
-    sessions = [session(Decoder(pair, policy=Fixed(k=2)), i) for i in range(3)]
-    sessions[1].watch = lambda plan, result: [][1]
-    assert [type(outcome).__name__ for outcome in step(sessions)] == ["Step", "IndexError", "Step"]
-
-
-def test_a_prompt_that_cannot_be_read_ends_one_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a prompt in the passes of others that fails all of them for ever."""
-    decoder = Decoder(pair, policy=Fixed(k=2))
-    alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
-    check = NativeModel.check_ids
-
-    def fails(self: Any, tokens: list[int]) -> None:
-        if 9 in tokens:  # the second prompt's
-            raise ValueError("no such id")
-        check(self, tokens)
-
-    monkeypatch.setattr(NativeModel, "check_ids", fails)
-    found = served(decoder)
-    assert [listener.end.error is not None for listener in found] == [False, True, False, False, False]
-    assert all(listener.tokens == own for i, (listener, own) in enumerate(zip(found, alone, strict=True)) if i != 1)
 
 
 def test_a_long_prompt_is_read_beside_the_steps_of_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

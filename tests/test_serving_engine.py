@@ -6,6 +6,7 @@ import math
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,38 +44,35 @@ def job(decoder: Decoder, listener: Listener, *, max_tokens: int, timeout_s: flo
     return Job(decoder=decoder, parts=[part], listener=listener, timeout_s=timeout_s)
 
 
-def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def engine() -> Iterator[EngineThread]:
+    """An engine with one place."""
+    thread = EngineThread(ServerSettings(max_running=1))
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+def test_a_request_that_is_called_off_is_gone_before_the_next_turn(decoder: Decoder, engine: EngineThread) -> None:
     """Catches a cache that lives on: the session must be freed, and no step of it run, once it is called off."""
-    sessions: list[weakref.ref[Session]] = []
-    start = Decoder.start
-
-    def noted(self: Decoder, *args, **options) -> Session:
-        session = start(self, *args, **options)
-        sessions.append(weakref.ref(session))
-        return session
-
-    monkeypatch.setattr(Decoder, "start", noted)
-    engine = EngineThread(ServerSettings())
-    engine.start()
     listener, other = Listener(), Listener()
     listener.may_go_on.clear()
     off = job(decoder, listener, max_tokens=200)
     engine.submit(off)
     assert listener.is_held.wait(PATIENCE_S)
+    assert off.session is not None
+    session = weakref.ref(off.session)
     engine.submit(job(decoder, other, max_tokens=20))
     off.cancel()
     listener.may_go_on.set()
-    assert listener.end.error is None
-    assert len(listener.events) == 1
-    assert sessions[0]() is None, "somebody still holds the session and its caches"
+    assert (listener.end.error, len(listener.events)) == (None, 1)
+    assert session() is None, "somebody still holds the session and its caches"
     assert other.end.error is None
-    engine.stop()
 
 
-def test_what_takes_too_long_ends_also_while_it_waits(decoder: Decoder) -> None:
+def test_what_takes_too_long_ends_also_while_it_waits(decoder: Decoder, engine: EngineThread) -> None:
     """Catches a deadline that only counts once a request has had its turn."""
-    engine, first, late = EngineThread(ServerSettings(max_running=1)), Listener(), Listener()
-    engine.start()
+    first, late = Listener(), Listener()
     first.may_go_on.clear()
     engine.submit(job(decoder, first, max_tokens=2))
     assert first.is_held.wait(PATIENCE_S)
@@ -83,7 +81,6 @@ def test_what_takes_too_long_ends_also_while_it_waits(decoder: Decoder) -> None:
     error = late.end.error
     assert error is not None
     assert (error.status_code, error.code, late.events) == (504, "timeout", [])
-    engine.stop()
 
 
 def test_a_failed_start_is_raised() -> None:
@@ -114,7 +111,7 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
         randomness=streams(seed),
         ends=(5,),
     )
-    session.watch = recorder = Recorder(tiny_tokenizer(6), sampling, ends=session.ends, **asked)
+    session.watch = recorder = Recorder(session, tiny_tokenizer(6), **asked)
     found = []
     while session.finish_reason is None:
         context = list(session.tokens)
@@ -124,30 +121,19 @@ def watched(sampling: Sampling, *, seed: int, policy: sd.Policy, **asked) -> lis
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARPED, Sampling(temperature=0.0)], ids=["plain", "warped", "greedy"])
-def test_scores_are_the_targets_own_log_probabilities(sampling: Sampling) -> None:
-    """Catches scores of the wrong row, of p under the request's sampling, of the draft, or of the end of the text."""
-    num = 0
-    for seed in range(20):
-        for outcome, evidence, context in watched(sampling, seed=seed, policy=sd.Fixed(k=3), num_top=2):
-            tokens = [t for t in outcome.tokens if t != 5]
-            assert len(evidence.scores) == len(tokens)
-            for i, (token, scored) in enumerate(zip(tokens, evidence.scores, strict=True)):
-                distribution = TARGET.distribution([*context, *tokens[:i]])
-                assert scored.logprob == pytest.approx(float(distribution[token].log()))
-                top = [value for _, value in scored.top]
-                assert top == pytest.approx([max(float(v.log()), LEAST) for v in distribution.topk(2).values])
-                num += 1
-    assert num > 50
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), WARPED, Sampling(temperature=0.0)], ids=["plain", "warped", "greedy"])
-def test_the_details_of_a_step_are_what_happened(sampling: Sampling) -> None:
-    """Catches p and q of another place or distribution, fates that do not fit the counts, and a survival that is not their
-    product."""
+def test_the_evidence_of_a_step_is_what_happened(sampling: Sampling) -> None:
+    """Catches scores, p and q of another place or distribution, fates that do not fit the counts, and a survival that is not
+    their product. Scores are the target's raw ones, and the end of the text has none."""
     fates: set[str] = set()
     believed = Sampling() if sampling.is_greedy else sampling
     for seed in range(20):
-        for outcome, evidence, context in watched(sampling, seed=seed, policy=sd.Fixed(k=3), details=True):
+        for outcome, evidence, context in watched(sampling, seed=seed, policy=sd.Fixed(k=3), num_top=2, details=True):
+            tokens = [t for t in outcome.tokens if t != 5]
+            for i, (token, scored) in enumerate(zip(tokens, evidence.scores, strict=True)):
+                raw = TARGET.distribution([*context, *tokens[:i]])
+                assert scored.logprob == pytest.approx(float(raw[token].log()))
+                best = [max(float(v.log()), LEAST) for v in raw.topk(2).values]
+                assert [value for _, value in scored.top] == pytest.approx(best)
             details = evidence.details
             assert details is not None
             drafted = [c.token for c in details.draft_tokens]
@@ -195,7 +181,7 @@ def test_limits_that_admit_nothing_are_refused() -> None:
     for bad in ({"max_running": 0}, {"max_waiting": -1}, *seconds):
         with pytest.raises(ValueError, match=next(iter(bad))):
             ServerSettings(**bad)
-    assert ServerSettings(max_waiting=0, grace_s=0.0, timeout_s=0.5).capacity == 8
+    ServerSettings(max_waiting=0, grace_s=0.0, timeout_s=0.5)
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,28 +193,22 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
         serving.check_extra()
 
 
-@pytest.mark.parametrize(
-    "asked", [{}, {"logprobs": 1}, {"speculative": {"details": True}}], ids=["plain", "scored", "detailed"]
-)
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 1}, {"speculative": {"details": True}}], ids=["", "scored", "detailed"])
 def test_a_request_that_has_ended_holds_no_cache(decoder: Decoder, asked: dict[str, Any]) -> None:
     """Catches caches that wait for the garbage collector, as those of requests whose steps were watched did: the server's
     memory grew with every one of them."""
-    plan = RequestValidator(decoder.pair, ServerSettings(policy=decoder.policy)).plan(
-        CompletionRequest(prompt="abc", max_tokens=4, **asked)
-    )
-    recorder = plan.recorder if plan.needs_recorder else None
-    given = Job(decoder=plan.decoder, parts=plan.parts, listener=lambda event: None, timeout_s=math.inf, recorder=recorder)
+    body = CompletionRequest(prompt="abc", max_tokens=4, **asked)
+    plan = RequestValidator(decoder.pair, ServerSettings(policy=decoder.policy)).plan(body)
+    given = Job(decoder=plan.decoder, parts=plan.parts, listener=[].append, timeout_s=math.inf, recorder=plan.recorder)
     held = []
     gc.disable()
     try:
         while not given.is_done:
-            if given.session is None:
-                given.begin()
-            elif (outcome := outcome_of(given.session)) is not None:
+            given.begin()
+            assert given.session is not None
+            held.append(weakref.ref(given.session.target))
+            if (outcome := outcome_of(given.session)) is not None:
                 given.record(outcome, time.monotonic())
-            held += [weakref.ref(session.target) for session in [given.session] if session is not None]
-        given.free()
-        assert held
         assert [cache for cache in held if cache() is not None] == []
     finally:
         gc.enable()
@@ -245,17 +225,15 @@ def test_every_event_arrives_in_order(pause_s: float, monkeypatch: pytest.Monkey
             time.sleep(pause_s)
         queue.put(End())
 
-    async def received(queue: EventQueue) -> list[int]:
+    async def received(num: int) -> list[int]:
+        queue = EventQueue()
+        threading.Thread(target=put, args=(queue, num)).start()
         return [event.index async for batch in queue.batches() for event in batch]
 
     async def all_of_them() -> list[list[int]]:
-        queues = [EventQueue() for _ in range(4)]
-        threads = [threading.Thread(target=put, args=(queue, 100 + i)) for i, queue in enumerate(queues)]
-        for thread in threads:
-            thread.start()
-        return list(await asyncio.wait_for(asyncio.gather(*map(received, queues)), PATIENCE_S))
+        return await asyncio.wait_for(asyncio.gather(*map(received, range(100, 104))), PATIENCE_S)
 
-    assert asyncio.run(all_of_them()) == [list(range(100 + i)) for i in range(4)]
+    assert asyncio.run(all_of_them()) == [list(range(num)) for num in range(100, 104)]
 
 
 def test_the_first_event_and_the_end_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

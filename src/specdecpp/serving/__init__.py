@@ -1,12 +1,13 @@
 """A server of OpenAI's API: one model pair, many requests, a step of each at a time.
 
     schema (bodies) -> validation (limits, tokens, a decoder) -> engine (one thread, `scheduler.step`)
-        -> answers (steps to replies, with `figures`; `completion`: llama.cpp's) -> exchange (whole or streamed)
+        -> answers (steps to `replies`; `completion`: llama.cpp's) -> exchange (whole or streamed)
         -> app (endpoints) <- middleware (name, host, log)
 
 Needs the extra [serve]. `create_app` makes the ASGI application, `specdecpp serve` runs it.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.errors import MissingExtraError
@@ -34,9 +35,8 @@ def create_app(pair: "Pair", **settings: Any) -> "FastAPI":
 def check_extra() -> None:
     """Raise `MissingExtraError` unless what serving needs is installed."""
     try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
+        for name in ("fastapi", "prometheus_client", "uvicorn"):
+            import_module(name)
     except ImportError as error:
         raise MissingExtraError(
             f"serving needs the package {error.name}. Install it with: pip install 'specdecpp[serve]'"

@@ -7,22 +7,22 @@ the cuts, and the repetition penalty is over the whole context.
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from specdecpp import __version__
 from specdecpp.loading.pair import Pair
 from specdecpp.sampling import Sampling, asked
-from specdecpp.serving.answers import Answer, AnswerState, Json
+from specdecpp.serving.answers import Answer, AnswerState, Json, timings
 from specdecpp.serving.engine import StepEvent
-from specdecpp.serving.figures import Timings
-from specdecpp.serving.schema import UNSUPPORTED, BaseRequest, Prompts
+from specdecpp.serving.replies import Timings
+from specdecpp.serving.schema import UNSUPPORTED, Neutral, TextRequest
 from specdecpp.serving.settings import ServerSettings
-from specdecpp.serving.validation import RequestPlan
 
 RANDOM = (-1, 2**32 - 1)
 """Seeds that llama.cpp takes for none."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: Neutral = {
     **dict.fromkeys(("grammar", "json_schema", "samplers"), ("", {}, [])),
     **dict.fromkeys(("dry_multiplier", "dynatemp_range", "mirostat", "n_indent", "n_probs", "xtc_probability"), (0,)),
     **dict.fromkeys(("image_data", "lora", "response_fields"), ([],)),
@@ -36,18 +36,17 @@ _OF_SAMPLERS_THAT_ARE_OFF = ("adaptive_decay", "dry_allowed_length", "dry_base",
 _OF_SAMPLERS_THAT_ARE_OFF += ("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "penalize_nl", "xtc_threshold")
 _OF_CACHES = ("cache_prompt", "id_slot", "n_cache_reuse", "n_discard", "n_keep")
 _OF_DRAFTING = ("speculative.n_max", "speculative.n_min", "speculative.p_min")
-MEANINGLESS = frozenset((*_OF_SAMPLERS_THAT_ARE_OFF, *_OF_CACHES, *_OF_DRAFTING, "post_sampling_probs"))
+MEANINGLESS = (*_OF_SAMPLERS_THAT_ARE_OFF, *_OF_CACHES, *_OF_DRAFTING, "post_sampling_probs")
 """Fields that change no answer here. Drafting has the server's policy, or that of `speculative`; llama.cpp's server follows no
 such field of a request either."""
 
 
-class NativeRequest(BaseRequest):
+class NativeRequest(TextRequest):
     """The body of /completion."""
 
-    unsupported = UNSUPPORTED | _NEUTRAL
+    unsupported: ClassVar[Neutral] = {**UNSUPPORTED, **_NEUTRAL, **dict.fromkeys(MEANINGLESS)}
     is_cut = True
 
-    prompt: Prompts
     max_tokens: int | None = Field(
         default=None, alias="n_predict", ge=-1, le=2**31, description="At most; -1 or left out: what there is room for."
     )
@@ -61,11 +60,6 @@ class NativeRequest(BaseRequest):
     repeat_last_n: int | None = Field(default=None, ge=-1, description="-1: the penalty is over all tokens; 0: there is none.")
     return_tokens: bool = False
     timings_per_token: bool = Field(default=False, description="Timings in every chunk.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_meaningless(cls, given: Any) -> Any:
-        return {k: v for k, v in given.items() if k not in MEANINGLESS} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_words(self) -> "NativeRequest":
@@ -81,29 +75,21 @@ class NativeRequest(BaseRequest):
         return self
 
     @property
-    def prompts(self) -> list[Any]:
-        return self.prompt
-
-    @property
     def num_new(self) -> int | None:
         return None if self.max_tokens == -1 else self.max_tokens
 
 
-class NativeChunk(BaseModel):
-    """A part of an answer: `stop` is false but in the last one, a `NativeReply`, which has no content of its own."""
+class NativeReply(BaseModel):
+    """The reply of /completion; a list of them where there are several answers. A chunk has the first six
+    fields; the last one of an answer has all of them, and no content of its own."""
 
     index: int
     content: str
     tokens: list[int] = Field(description="Ids; in a whole reply where return_tokens asks for them.")
-    stop: bool
     tokens_predicted: int
     tokens_evaluated: int = Field(description="Tokens of the prompt.")
-    timings: Timings | None = None
-
-
-class NativeReply(NativeChunk):
-    """The reply of /completion; a list of them where there are several answers."""
-
+    stop: bool
+    timings: Timings
     model: str
     prompt: str | list[int]
     generation_settings: dict[str, Any]
@@ -117,9 +103,7 @@ class NativeAnswer(Answer):
 
     done = b""
 
-    def __init__(self, plan: RequestPlan, body: NativeRequest, *, model: str):
-        super().__init__(plan, is_chat=False, name="", model=model)
-        self._body = body
+    _body: NativeRequest
 
     def whole(self, queue_s: float | None) -> Any:
         replies = []
@@ -136,9 +120,9 @@ class NativeAnswer(Answer):
             for event in new:
                 self.add(event)
             tokens = [token for event in new for token in event.step.tokens]
-            timed = {"timings": choice.timings} if self._body.timings_per_token else {}
+            timed = {"timings": timings([choice])} if self._body.timings_per_token else {}
             text = "".join(event.step.text for event in new)
-            found.append(NativeChunk(**self._part(choice, text, tokens), stop=False, **timed))
+            found.append({**self._part(choice, text, tokens), "stop": False, **timed})
             if new[-1].step.finish_reason is not None:
                 found.append(self._last(choice, "", []))
         return found
@@ -152,14 +136,14 @@ class NativeAnswer(Answer):
         return {**head, "tokens_predicted": num, "tokens_evaluated": choice.num_prompt_tokens}
 
     def _last(self, choice: AnswerState, text: str, tokens: list[int]) -> NativeReply:
-        body, part, num = self._body, self._plan.parts[choice.index], choice.metrics.num_tokens
-        ended = choice.steps[-1].finish_reason if choice.steps else "length"
+        body, part, num = self._body, self.plan.parts[choice.index], choice.metrics.num_tokens
+        ended = choice.steps[-1].finish_reason
         options: Any = part.options
-        settings = generation_settings(self._plan.sampling, n_predict=options["max_tokens"], seed=options["seed"])
+        settings = generation_settings(self.plan.sampling, n_predict=options["max_tokens"], seed=options["seed"])
         return NativeReply(
             **self._part(choice, text, tokens),
             stop=True,
-            timings=choice.timings,
+            timings=timings([choice]),
             model=self._head["model"],
             prompt=body.prompts[choice.index // body.n],
             generation_settings=settings | {"stop": body.stop, "ignore_eos": body.ignore_eos, "stream": bool(body.stream)},
@@ -197,7 +181,7 @@ def generation_settings(sampling: Sampling, *, n_predict: int = -1, seed: int | 
     }
 
 
-def props(pair: Pair, settings: ServerSettings, *, name: str, version: str) -> Props:
+def props(pair: Pair, settings: ServerSettings, *, name: str) -> Props:
     """The properties of a server."""
     tokenizer = pair.tokenizer
     template = getattr(tokenizer, "chat_template", None)
@@ -210,5 +194,5 @@ def props(pair: Pair, settings: ServerSettings, *, name: str, version: str) -> P
         bos_token=tokenizer.bos_token or "",
         eos_token=tokenizer.eos_token or "",
         modalities={"vision": False, "audio": False},
-        build_info=f"specdecpp {version}",
+        build_info=f"specdecpp {__version__}",
     )

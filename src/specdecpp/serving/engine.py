@@ -9,7 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil, inf, isinf
 from time import monotonic
 from typing import Literal
 
@@ -48,7 +49,7 @@ class StepEvent:
 
     index: int
     step: Step
-    evidence: StepEvidence | None
+    evidence: StepEvidence
     prefill_s: float
     num_cached_tokens: int
     reading_s: float
@@ -58,51 +59,37 @@ class StepEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The last event of a request: it is finished, or `error` explains why not."""
+    """The last event of a request: it is finished, or `error` explains why not. What comes after it does not count."""
 
     error: ApiError | None = None
 
 
+@dataclass(eq=False, kw_only=True)
 class Job:
     """One request: its answers are made one after another.
 
-    `listener` is called with every `StepEvent`, on the engine's thread, and with one last `End`, on any. `recorder` makes a
-    `Recorder` for the session of each answer whose details are asked for.
+    `listener` is called with every `StepEvent`, on the engine's thread, and with an `End`, on any. `recorder` makes one for the
+    session of each answer whose evidence is asked for.
     """
 
-    def __init__(
-        self,
-        *,
-        decoder: Decoder,
-        parts: Sequence[Part],
-        listener: Callable[[StepEvent | End], None],
-        timeout_s: float,
-        recorder: Callable[[Session], Recorder] | None = None,
-    ):
-        self.parts = tuple(parts)
-        self.submitted = monotonic()
-        self.queue_s: float | None = None
-        self.num_tokens = 0
-        self.session: Session | None = None
-        self._decoder, self._listener, self._timeout_s = decoder, listener, timeout_s
-        self._new_recorder = recorder
-        self._recorder: Recorder | None = None
-        self._index, self._begun = 0, 0.0
-        self._read: float | None = None
-        self._cancelled: End | None = None
-        self._has_ended, self._lock = False, threading.Lock()
+    decoder: Decoder
+    parts: Sequence[Part]
+    listener: Callable[[StepEvent | End], None]
+    timeout_s: float
+    recorder: Callable[[Session], Recorder | None] = lambda session: None
+    submitted: float = field(default_factory=monotonic)
+    queue_s: float | None = None
+    num_tokens: int = 0
+    session: Session | None = None
+    _recorder: Recorder | None = None
+    _index: int = 0
+    _begun: float = 0.0
+    _read: float | None = None
+    _cancelled: End | None = None
 
     @property
     def is_done(self) -> bool:
         return self._index >= len(self.parts)
-
-    def send(self, event: StepEvent | End) -> None:
-        """Pass an event on; nothing after the one end."""
-        with self._lock:
-            if self._has_ended:
-                return
-            self._has_ended = isinstance(event, End)
-        self._listener(event)
 
     def cancel(self, error: ApiError | None = None) -> None:
         """Have the request end before the next turn. Safe from any thread."""
@@ -110,41 +97,41 @@ class Job:
 
     def end_due(self) -> End | None:
         """The end of a request that must not go on: it was cancelled, or is past its deadline."""
-        if self._cancelled is None and monotonic() - self.submitted > self._timeout_s:
-            message = f"the request was not finished within {self._timeout_s:g} s and was ended after {self.num_tokens} tokens."
+        if self._cancelled is None and monotonic() - self.submitted > self.timeout_s:
+            message = f"the request was not finished within {self.timeout_s:g} s and was ended after {self.num_tokens} tokens."
             self.cancel(ApiError(f"{message} Ask for fewer tokens, or when less is going on.", status=504, code="timeout"))
         return self._cancelled
 
     def begin(self) -> None:
         """Start a session for the next answer, if there is none."""
-        if self.session is None:
-            self._begun, self._read = monotonic(), None
-            self.queue_s = self._begun - self.submitted if self.queue_s is None else self.queue_s
-            part = self.parts[self._index]
-            self.session = self._decoder.start(part.prompt, **part.options)
-            if self._new_recorder is not None:
-                self.session.watch = self._recorder = self._new_recorder(self.session)
-        if self.session.finish_reason is not None:  # there was no room for a single token
-            self._next_part()
+        if self.session is not None:
+            return
+        self._begun, self._read = monotonic(), None
+        self.queue_s = self._begun - self.submitted if self.queue_s is None else self.queue_s
+        part = self.parts[self._index]
+        self.session = self.decoder.start(part.prompt, **part.options)
+        self.session.watch = self._recorder = self.recorder(self.session)
 
     def record(self, step: Step, began: float) -> StepEvent:
         """Count a step of `session` in a turn that began at `began` (`monotonic`), and make its event."""
-        session = self.session
+        session, now = self.session, monotonic()
         assert session is not None, "a step is of a session"
         self.num_tokens += step.num_tokens
         self._read = began if self._read is None else self._read
+        at_s = now - self.submitted
         event = StepEvent(
             index=self._index,
             step=step,
-            evidence=self._recorder.evidence(step) if self._recorder else None,
+            evidence=self._recorder.evidence(step, at_s) if self._recorder else StepEvidence(),
             prefill_s=session.prefill_s,
             num_cached_tokens=session.num_cached_tokens,
             reading_s=self._read - self._begun,
-            writing_s=monotonic() - self._read,
-            at_s=monotonic() - self.submitted,
+            writing_s=now - self._read,
+            at_s=at_s,
         )
         if session.finish_reason is not None:
-            self._next_part()
+            self.free()
+            self._index += 1
         return event
 
     def free(self) -> None:
@@ -153,39 +140,33 @@ class Job:
             self.session.watch = None
         self.session = self._recorder = None
 
-    def _next_part(self) -> None:
-        self.free()
-        self._index += 1
-
 
 class Pace:
     """Tokens of prompts that a turn reads: as many as take `PREFILL_S`, by the mean of what they took before."""
 
     def __init__(self) -> None:
-        self._row_s: float | None = None
+        self._row_s = inf
 
     def rows(self, *, is_alone: bool) -> int:
         """`ROWS` where no other request waits, else what the time allows; `FEW` until something was timed."""
-        if is_alone:
-            return ROWS
-        return min(ROWS, FEW if self._row_s is None else max(FEW, int(PREFILL_S / self._row_s)))
+        return ROWS if is_alone else min(ROWS, max(FEW, int(PREFILL_S / self._row_s)))
 
     def learn(self, num: int, seconds: float) -> None:
         """Update the mean: `num` rows took so many seconds."""
         if num > 0:
             row_s = seconds / num
-            self._row_s = row_s if self._row_s is None else self._row_s + PACING * (row_s - self._row_s)
+            self._row_s = row_s if isinf(self._row_s) else self._row_s + PACING * (row_s - self._row_s)
 
 
 class EngineThread:
     """Run submitted jobs, turn by turn. `start` it once; `on_turn` gets the events of every turn, on its thread."""
 
     def __init__(self, settings: ServerSettings, *, on_turn: Callable[[Sequence[StepEvent]], None] = lambda events: None):
+        self.status: Literal["ok", "stopping", "failed"] = "stopping"
         self._settings, self._on_turn = settings, on_turn
         self._changed = threading.Condition()
         self._running: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
-        self._is_open = self._is_stopping = self._has_failed = False
         self._mean_s = 1.0
         self._pace = Pace()
         self._thread: threading.Thread | None = None
@@ -198,11 +179,6 @@ class EngineThread:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    @property
-    def status(self) -> Literal["ok", "stopping", "failed"]:
-        """State of the engine: it takes requests, is about to stop, or has failed."""
-        return "ok" if self._is_open else "failed" if self._has_failed else "stopping"
-
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start the thread, which first calls `prepare`; returns once it has, and raises what it raises."""
         prepared: Future[None] = Future()
@@ -213,25 +189,27 @@ class EngineThread:
     def submit(self, job: Job) -> None:
         """Add a request. Raises `ApiError`: 429 when all places are taken, 503 when the server stops, or has failed."""
         with self._changed:
-            if self._has_failed:
+            if self.status == "failed":
                 raise _failed()
-            if not self._is_open:
-                raise ApiError("the server is shutting down.", status=503, code="shutting_down", retry_after_s=5.0)
-            if len(self._running) + len(self._waiting) >= self._settings.capacity:
+            if self.status == "stopping":
+                raise ApiError("the server is shutting down.", status=503, code="shutting_down", headers={"Retry-After": "5"})
+            running, waiting = self._settings.max_running, self._settings.max_waiting
+            if len(self._running) + len(self._waiting) >= running + waiting:
                 raise ApiError(
-                    f"all places are taken: {self._settings.max_running} requests are being answered and "
-                    f"{self._settings.max_waiting} wait. Try again later.",
+                    f"all places are taken: {running} requests are being answered and {waiting} wait. Try again later.",
                     status=429,
                     code="queue_full",
-                    retry_after_s=min(60.0, self._mean_s),
+                    headers={"Retry-After": str(max(1, ceil(min(60.0, self._mean_s))))},
                 )
             self._waiting.append(job)
             self._changed.notify()
 
     def close(self) -> None:
-        """Take no more requests; those that are here go on."""
+        """Take no more requests. The thread ends with those that are here."""
         with self._changed:
-            self._is_open = False
+            if self.status == "ok":
+                self.status = "stopping"
+            self._changed.notify()
 
     def drop(self, error: ApiError) -> list[Job]:
         """End all requests with an error, sent at once: the present turn may be long. Returns what was dropped."""
@@ -239,14 +217,12 @@ class EngineThread:
             dropped = [*self._running, *self._waiting]
         for job in dropped:
             job.cancel(error)
-            job.send(End(error=error))
+            job.listener(End(error=error))
         return dropped
 
     def stop(self) -> None:
-        """End the thread once its requests have ended; `drop` them before, not to wait."""
-        with self._changed:
-            self._is_open, self._is_stopping = False, True
-            self._changed.notify()
+        """Wait for the requests and the thread to end; `drop` them before, not to wait."""
+        self.close()
         if self._thread is not None:
             self._thread.join()
 
@@ -256,35 +232,33 @@ class EngineThread:
         except BaseException as error:
             prepared.set_exception(error)
             return
-        self._is_open = True
+        self.status = "ok"
         prepared.set_result(None)
         try:
-            while (running := self._next()) is not None:
+            while running := self._next():
                 self._turn(running)
         except BaseException:  # of the engine itself (those of models end one request): nobody may wait for a dead thread
             log.exception("the engine has failed")
             with self._changed:
-                self._is_open, self._has_failed = False, True
+                self.status = "failed"
             self.drop(_failed())
             self._running.clear()
             self._waiting.clear()
 
-    def _next(self) -> list[Job] | None:
-        """The requests of the coming turn, waiting for one; None when the thread is to end."""
+    def _next(self) -> list[Job]:
+        """The requests of the coming turn, waiting for one; none when the thread is to end."""
         with self._changed:
             while True:
                 for queue in (self._running, self._waiting):
                     for job, end in [(job, end) for job in queue if (end := job.end_due())]:
                         queue.remove(job)
                         job.free()
-                        job.send(end)
+                        job.listener(end)
                 while self._waiting and len(self._running) < self._settings.max_running:
                     self._running.append(self._waiting.popleft())
-                if self._running:
+                if self._running or self.status != "ok":
                     self._running.rotate(-1)  # prompts are read in turn
                     return list(self._running)
-                if self._is_stopping:
-                    return None
                 self._changed.wait()
 
     def _turn(self, running: Sequence[Job]) -> None:
@@ -309,11 +283,12 @@ class EngineThread:
                     self._fail(job, error)
                 else:
                     events.append(event)
-                    job.send(event)
+                    job.listener(event)
         if events:
             self._on_turn(events)
-        for job in [job for job in running if job.is_done and job in self._running]:
-            self._finish(job, End())
+        for job in running:
+            if job.is_done:
+                self._finish(job, End())
 
     def _fail(self, job: Job, error: Exception) -> None:
         """End one request, and not the others with it, with what the models or its grammar raised."""
@@ -329,7 +304,7 @@ class EngineThread:
             self._running.remove(job)
         job.free()
         self._mean_s += 0.1 * (monotonic() - job.submitted - self._mean_s)
-        job.send(end)
+        job.listener(end)
 
 
 def _failed() -> ApiError:

@@ -1,7 +1,6 @@
 """Errors in OpenAI's words and shape, and FastAPI's own turned into them."""
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,11 +23,9 @@ class ApiError(HTTPException):
         status: int = 400,
         code: str | None = None,
         param: str | None = None,
-        retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ):
-        retry = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
-        super().__init__(status, message, {**(headers or {}), **retry})
+        super().__init__(status, message, headers)
         self.code, self.param = code, param
 
     @property

@@ -5,7 +5,7 @@ convention of OpenAI and vLLM. p and q are those that decided the step, under th
 temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -15,9 +15,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from specdecpp.policies import protocol
-from specdecpp.sampling import Sampling, at_least_float32
+from specdecpp.sampling import at_least_float32
 from specdecpp.serving.replies import StepDetails, TokenDetails
-from specdecpp.session import Step
+from specdecpp.session import Session, Step
 from specdecpp.step import Plan, Result
 
 LEAST = -9999.0
@@ -45,51 +45,43 @@ class StepEvidence:
 class Recorder:
     """A session's `watch`: it keeps what decided a step, and makes the evidence of it (`num_top` None: no scores)."""
 
-    def __init__(
-        self, tokenizer: Any, sampling: Sampling, *, ends: Collection[int], num_top: int | None = None, details: bool = False
-    ):
-        self._tokenizer, self._sampling, self._ends = tokenizer, sampling, frozenset(ends)
-        self._num_top, self._details = num_top, details
+    def __init__(self, session: Session, tokenizer: Any, *, num_top: int | None = None, details: bool = False):
+        self._is_greedy, self._ends = session.sampling.is_greedy, session.ends
+        self._tokenizer, self._num_top, self._details = tokenizer, num_top, details
         self._seen: tuple[Plan, Result] | None = None
 
     def __call__(self, plan: Plan, result: Result) -> None:
         self._seen = plan, result
 
-    def evidence(self, step: Step) -> StepEvidence:
+    def evidence(self, step: Step, at_s: float = 0.0) -> StepEvidence:
         """Return the evidence of the step that has just been decided, and forget it."""
         assert self._seen is not None, "the recorder watched this step"
         (plan, result), self._seen = self._seen, None
         rows: Any = result.rows
         return StepEvidence(
             scores=() if self._num_top is None else self._scores(step, rows.logits),
-            details=self._step_details(step, plan, result) if self._details else None,
+            details=self._step_details(step, plan, result, at_s) if self._details else None,
         )
 
     def _scores(self, step: Step, logits: Tensor) -> tuple[ScoredToken, ...]:
         """One for every token of the step but the one that ends the text."""
         tokens = [t for t in step.tokens if t not in self._ends]
-        if not tokens:
-            return ()
         logp = at_least_float32(logits[: len(tokens)]).log_softmax(-1)
-        own = logp.gather(-1, logp.new_tensor(tokens).long().unsqueeze(-1)).squeeze(-1).tolist()
+        own = [float(row[token]) for row, token in zip(logp, tokens, strict=True)]
         values, ids = logp.topk(min(self._num_top or 0, logp.shape[-1]), dim=-1)
-        top = [
-            tuple((self._text(i), max(v, LEAST)) for i, v in zip(*row, strict=True))
-            for row in zip(ids.tolist(), values.tolist(), strict=True)
-        ]
         return tuple(
             ScoredToken(
                 text=self._text(token),
                 num_shown=len(self._text(token, skip_special=True)),
                 logprob=max(logprob, LEAST),
-                top=alternatives,
+                top=tuple((self._text(i), max(value, LEAST)) for i, value in zip(best, found, strict=True)),
             )
-            for token, logprob, alternatives in zip(tokens, own, top, strict=True)
+            for token, logprob, best, found in zip(tokens, own, ids.tolist(), values.tolist(), strict=True)
         )
 
-    def _step_details(self, step: Step, plan: Plan, result: Result) -> StepDetails:
+    def _step_details(self, step: Step, plan: Plan, result: Result, at_s: float) -> StepDetails:
         rows: Any = result.rows
-        p = at_least_float32(rows.logits).softmax(-1) if self._sampling.is_greedy else rows.p
+        p = at_least_float32(rows.logits).softmax(-1) if self._is_greedy else rows.p
         judged = plan.decision.read(result.judged)
         estimates = [*judged, *[None] * result.num_drafted]
         num_read = len(rows.q)
@@ -114,6 +106,7 @@ class Recorder:
             draft_tokens=draft_tokens,
             pieces=pieces,
             times={name: getattr(step, name) for name in ("draft_s", "head_s", "verify_s", "other_s")},
+            at_s=at_s,
         )
 
     def _text(self, token: int, *, skip_special: bool = False) -> str:

@@ -4,20 +4,19 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from specdecpp.serving.answers import Answer
-from specdecpp.serving.engine import End, Job, StepEvent
+from specdecpp.serving.engine import End, EngineThread, Job, StepEvent
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.metrics import ServerMetrics
-from specdecpp.serving.validation import RequestPlan
 
 CLIENT_GONE = 499
 PAUSE_S = 1 / 30
@@ -65,30 +64,35 @@ class EventQueue:
             raise end.error
 
 
-@dataclass(kw_only=True)
 class Exchange:
-    """One request and its answer, until it is counted and logged."""
+    """One request and its answer, until it is counted and logged. `submit` it before anything else."""
 
-    answer: Answer
-    job: Job
-    queue: EventQueue
-    plan: RequestPlan
-    metrics: ServerMetrics
-    facts: dict[str, Any]
-    outcome: str = "cancelled"
+    def __init__(self, answer: Answer, *, timeout_s: float, metrics: ServerMetrics, facts: dict[str, Any]):
+        self._answer, self._metrics, self._facts = answer, metrics, facts
+        self._queue, self._outcome = EventQueue(), "cancelled"
+        plan, listener = answer.plan, self._queue.put
+        self._job = Job(decoder=plan.decoder, parts=plan.parts, listener=listener, timeout_s=timeout_s, recorder=plan.recorder)
+
+    def submit(self, engine: EngineThread) -> None:
+        """Have the request answered. Raises `ApiError` where there is no place, or no engine, for it."""
+        try:
+            engine.submit(self._job)
+        except ApiError as error:
+            self._metrics.add_request(error.code or "refused")
+            raise
 
     async def whole(self, request: Request) -> Response | BaseModel:
         """All of the answer at once; nothing where the client has gone away."""
         try:
-            async for events in self.queue.batches():
+            async for events in self._queue.batches():
                 for event in events:
-                    self.answer.add(event)
+                    self._answer.add(event)
                 if await request.is_disconnected():
                     return Response(status_code=CLIENT_GONE)
-            self.outcome = "finished"
-            return self.answer.whole(self.job.queue_s)
+            self._outcome = "finished"
+            return self._answer.whole(self._job.queue_s)
         except ApiError as error:
-            self.outcome = error.code or "refused"
+            self._outcome = error.code or "refused"
             raise
         finally:
             self.close()
@@ -96,38 +100,33 @@ class Exchange:
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error on the way is the last of them."""
         try:
-            async for events in self.queue.batches():
-                if chunks := self.answer.chunks(events, self.job.queue_s):
+            async for events in self._queue.batches():
+                if chunks := self._answer.chunks(events, self._job.queue_s):
                     yield b"".join(map(_event, chunks))
-            if closing := self.answer.closing():
+            if closing := self._answer.closing():
                 yield _event(closing)
-            self.outcome = "finished"
-            if self.answer.done:
-                yield self.answer.done
+            self._outcome = "finished"
+            if self._answer.done:
+                yield self._answer.done
         except ApiError as error:
-            self.outcome = error.code or "refused"
+            self._outcome = error.code or "refused"
             yield b"data: " + error.response().body + b"\n\n"
 
     def close(self) -> None:
         """End the job if it still runs; count the request, and add its facts to the log line."""
-        self.job.cancel()
-        metrics = self.answer.metrics
-        self.metrics.add_request(
-            self.outcome,
-            latency_s=monotonic() - self.job.submitted,
-            num_prompt_tokens=metrics.num_prompt_tokens,
-            first_s=self.answer.first_text_s,
-            prefill_s=metrics.prefill_s,
-        )
-        self.facts |= {
-            "outcome": self.outcome,
-            "policy": self.plan.policy,
-            "answers": len(self.plan.parts),
-            "prompt_tokens": self.plan.num_prompt_tokens,
-            "completion_tokens": self.job.num_tokens,
+        job, answer, plan, metrics = self._job, self._answer, self._answer.plan, self._answer.metrics
+        job.cancel()
+        latency_s = monotonic() - job.submitted
+        self._metrics.add_request(self._outcome, metrics, latency_s=latency_s, first_s=answer.first_text_s)
+        self._facts |= {
+            "outcome": self._outcome,
+            "policy": plan.policy,
+            "answers": len(plan.parts),
+            "prompt_tokens": plan.num_prompt_tokens,
+            "completion_tokens": job.num_tokens,
             "mean_acceptance_length": round(metrics.mean_acceptance_length, 4),
-            "queue_s": self.job.queue_s,
-            "first_text_s": self.answer.first_text_s,
+            "queue_s": job.queue_s,
+            "first_text_s": answer.first_text_s,
             "models_s": round(metrics.elapsed_s, 6),
         }
 
@@ -148,5 +147,5 @@ class EventStream(StreamingResponse):
             self._exchange.close()
 
 
-def _event(chunk: BaseModel) -> bytes:
-    return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+def _event(chunk: Any) -> bytes:
+    return b"data: " + to_json(chunk, inf_nan_mode="null") + b"\n\n"

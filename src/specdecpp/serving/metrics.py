@@ -5,14 +5,15 @@ Speculation has vLLM's own names, so that its dashboards and `vllm bench serve` 
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from specdecpp.loading.pair import Pair
+from specdecpp.metrics import Metrics
 from specdecpp.serving.engine import EngineThread, StepEvent
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-STAGES = {"draft": "draft_s", "head": "head_s", "verify": "verify_s", "other": "other_s"}
+STAGES = ("draft", "head", "verify", "other")
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64)
 
 
@@ -46,34 +47,27 @@ class ServerMetrics:
     def add_turn(self, events: Sequence[StepEvent]) -> None:
         """Count the steps of one turn."""
         steps = [event.step for event in events]
-        self._generated.inc(sum(step.num_tokens for step in steps))
+        turn = Metrics.of(steps)
+        self._generated.inc(turn.num_tokens)
         self._drafts.inc(sum(step.num_drafted > 0 for step in steps))
-        self._drafted.inc(sum(step.num_drafted for step in steps))
-        self._accepted.inc(sum(step.num_accepted for step in steps))
+        self._drafted.inc(turn.num_draft_tokens)
+        self._accepted.inc(turn.num_accepted_draft_tokens)
         for step in steps:
             self._lengths.observe(step.num_accepted)
             for place in range(step.num_accepted):
                 self._at.labels(place).inc()
-        for stage, name in STAGES.items():
-            self._seconds.labels(stage).inc(sum(getattr(step, name) for step in steps))
+        for stage in STAGES:
+            self._seconds.labels(stage).inc(getattr(turn, f"{stage}_s"))
 
     def add_request(
-        self,
-        outcome: str,
-        *,
-        latency_s: float = 0.0,
-        num_prompt_tokens: int = 0,
-        first_s: float | None = None,
-        prefill_s: float = 0.0,
+        self, outcome: str, metrics: Metrics | None = None, *, latency_s: float = 0.0, first_s: float | None = None
     ) -> None:
         """Count one request: finished, cancelled, or the code of the error that it ended with."""
         self._requests.labels(outcome).inc()
-        self._prompt.inc(num_prompt_tokens)
-        self._seconds.labels("prefill").inc(prefill_s)
+        if metrics is not None:
+            self._prompt.inc(metrics.num_prompt_tokens)
+            self._seconds.labels("prefill").inc(metrics.prefill_s)
         if outcome == "finished":
             self._latency.observe(latency_s)
         if first_s is not None:
             self._first.observe(first_s)
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)

@@ -33,7 +33,15 @@ class RequestMiddleware:
         name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
         facts: dict[str, Any] = {"id": name, "method": scope["method"], "path": scope["path"]}
         scope.setdefault("state", {}).update(name=name, facts=facts)
-        started = monotonic()
+        started, num_bytes = monotonic(), 0
+
+        async def bounded() -> Message:  # the length of a body need not have been announced
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_body_bytes:
+                raise HTTPException(413, f"the body is longer than {self._max_body_bytes} bytes, the most that is read.")
+            return message
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -44,12 +52,16 @@ class RequestMiddleware:
         try:
             host = headers.get("host", "localhost")  # HTTP/1.0 has none
             if not is_known_host(host, self._hosts):
-                error = _unknown_host(host)
-                facts["error"] = error.detail
+                message = (
+                    f"this server is not known as {host[:256]!r}, only as localhost, by its addresses, and by the names of "
+                    "--allowed-hosts. Use one of those, or start it with --allowed-hosts NAME."
+                )
+                error = ApiError(message, status=421, code="unknown_host")
+                facts["error"] = message
                 await error.response()(scope, receive, named)
                 return
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            await self._app({**scope, "method": method}, _bounded(receive, self._max_body_bytes), named)
+            await self._app({**scope, "method": method}, bounded, named)
         finally:
             log_event("request", **facts, seconds=round(monotonic() - started, 6))
 
@@ -68,27 +80,3 @@ def is_known_host(header: str, patterns: Collection[str]) -> bool:
         return bool(ipaddress.ip_address(name))
     except ValueError:
         return False
-
-
-def _unknown_host(host: str) -> ApiError:
-    return ApiError(
-        f"this server is not known as {host[:256]!r}, only as localhost, by its addresses, and by the names of "
-        "--allowed-hosts. Use one of those, or start it with --allowed-hosts NAME.",
-        status=421,
-        code="unknown_host",
-    )
-
-
-def _bounded(receive: Receive, max_bytes: int) -> Receive:
-    """`receive`, which raises when the body is longer than that; its length need not have been announced."""
-    num_bytes = 0
-
-    async def bounded() -> Message:
-        nonlocal num_bytes
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        if num_bytes > max_bytes:
-            raise HTTPException(413, f"the body is longer than {max_bytes} bytes, the most that is read.")
-        return message
-
-    return bounded

@@ -1,11 +1,15 @@
-"""Schema of replies: OpenAI's, with the block `speculative` and the figures of other servers."""
+"""Schema of replies: OpenAI's, with the block `speculative`, llama.cpp's `timings` and vLLM's `metrics`."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from specdecpp.serving.figures import RequestMetrics, Timings
-from specdecpp.serving.tool_schema import ToolCall
+from specdecpp.metrics import Metrics, Step
+from specdecpp.serving.schema import ToolCall
+
+FinishedBy = Literal["stop", "length", "tool_calls"]
 
 
 class TokenDetails(BaseModel):
@@ -31,39 +35,21 @@ class StepDetails(BaseModel):
     draft_tokens: list[TokenDetails]
     pieces: list[TokenDetails]
     times: dict[str, float]
-    at_s: float = 0.0
+    at_s: float
 
 
-class SpeculativeBlock(BaseModel):
-    """Timings of an answer; seconds end in `_s`. The first names are those of vLLM's block of a request."""
+_NUMBERS: dict[str, Any] = {name: (type(value), ...) for name, value in Metrics().to_dict().items()}
+_Numbers: Any = create_model("Numbers", **_NUMBERS)
 
-    mean_acceptance_length: float = Field(description="1 + accepted draft tokens per step.")
-    draft_acceptance_rate: float
-    acceptance_histogram: dict[str, int] = Field(description="How many steps accepted 0, 1, 2, ... draft tokens.")
-    drafted_histogram: dict[str, int]
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
+
+class SpeculativeBlock(_Numbers):
+    """How an answer was made, and the numbers of `Metrics.to_dict`: seconds end in `_s`, histograms are by 0, 1, 2, ..."""
+
     num_spec_tokens: int = Field(description="The most draft tokens of a step.")
-    num_tokens: int
-    num_prompt_tokens: int
-    num_cached_tokens: int = Field(description="Of the prompt, those that were in a cache.")
     policy: str
     verification: str
     lossless: bool = Field(description="True where the answer has the target's own distribution.")
     sampling: dict[str, Any]
-    tv: float = Field(description="Total variation from it, summed over tokens.")
-    mean_tv: float
-    tokens_per_second: float = Field(description="Tokens over the time that this request's own steps took.")
-    discard_rate: float
-    verification_rate: float
-    prefill_s: float
-    draft_s: float
-    head_s: float
-    verify_s: float
-    other_s: float
-    forward_s: float
-    elapsed_s: float
     time_shares: dict[str, float]
     queue_s: float | None
     time_to_first_token_s: float | None
@@ -81,14 +67,52 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptTokens
 
 
-FinishedBy = Literal["stop", "length", "tool_calls"]
+class Timings(BaseModel):
+    """llama.cpp's figures. Times are those of a clock on the wall, in milliseconds: together they reach from the end of the
+    queue to the last token, the steps of other requests included. A rate over no time is null."""
+
+    cache_n: int = Field(description="Tokens of the prompt that were in a cache.")
+    prompt_n: int = Field(description="Tokens of the prompt that were read.")
+    prompt_ms: float
+    prompt_per_token_ms: float | None
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float | None
+    predicted_per_second: float | None
+    draft_n: int
+    draft_n_accepted: int
 
 
-class TextChoice(BaseModel):
+class SpeculativeDecoding(BaseModel):
+    """vLLM's figures of one answer. As there, a step counts when it has draft tokens (`speculative` counts all steps)."""
+
+    mean_acceptance_length: float = Field(description="1 + accepted draft tokens per step; 1 without steps.")
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int] = Field(description="Item j: steps that accepted j of up to num_spec_tokens draft tokens.")
+    acceptance_histogram_by_draft_length: dict[int, list[int]] = Field(
+        description="Item j under k: steps that accepted j of exactly k draft tokens."
+    )
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int = Field(description="The most draft tokens that the policy allows in a step.")
+
+
+class RequestMetrics(BaseModel):
+    """vLLM's `metrics` of a reply."""
+
+    speculative_decoding: SpeculativeDecoding | None = Field(description="null for several answers, and without drafting.")
+
+
+class Choice(BaseModel):
     index: int
-    text: str
-    logprobs: dict[str, list[Any]] | None
+    logprobs: dict[str, Any] | None
     finish_reason: FinishedBy | None
+
+
+class TextChoice(Choice):
+    text: str
 
 
 class AssistantMessage(BaseModel):
@@ -98,54 +122,27 @@ class AssistantMessage(BaseModel):
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(BaseModel):
-    index: int
+class ChatChoice(Choice):
     message: AssistantMessage
-    logprobs: dict[str, Any] | None
-    finish_reason: FinishedBy
-
-
-class DeltaChoice(BaseModel):
-    index: int
-    delta: dict[str, Any]
-    logprobs: dict[str, Any] | None
-    finish_reason: FinishedBy | None
-
-
-Choice = TextChoice | ChatChoice | DeltaChoice
 
 
 class Reply(BaseModel):
-    """Fields of both replies and of chunks; in a chunk `speculative` is a step or comes with the last one, as figures do."""
-
     id: str
     object: str
     created: int
     model: str
+    usage: Usage
+    speculative: SpeculativeBlock
+    timings: Timings
+    metrics: RequestMetrics
 
 
 class Completion(Reply):
     choices: list[TextChoice]
-    usage: Usage
-    speculative: SpeculativeBlock
-    timings: Timings
-    metrics: RequestMetrics
 
 
 class ChatCompletion(Reply):
     choices: list[ChatChoice]
-    usage: Usage
-    speculative: SpeculativeBlock
-    timings: Timings
-    metrics: RequestMetrics
-
-
-class Chunk(Reply):
-    choices: list[Choice]
-    usage: Usage | None = None
-    speculative: dict[str, Any] | None = None
-    timings: Timings | None = None
-    metrics: RequestMetrics | None = None
 
 
 class ModelCard(BaseModel):
@@ -176,3 +173,32 @@ class Problem(BaseModel):
 
 class ErrorReply(BaseModel):
     error: Problem
+
+
+def timings_of(metrics: Metrics, *, prompt_s: float, predicted_s: float) -> Timings:
+    """llama.cpp's figures of sums over steps, and of the seconds before and after the prompt had been read."""
+    found: dict[str, Any] = {
+        "cache_n": metrics.num_cached_tokens,
+        "draft_n": metrics.num_draft_tokens,
+        "draft_n_accepted": metrics.num_accepted_draft_tokens,
+    }
+    num_read = metrics.num_prompt_tokens - metrics.num_cached_tokens
+    for name, num, seconds in (("prompt", num_read, prompt_s), ("predicted", metrics.num_tokens, predicted_s)):
+        found |= {f"{name}_n": num, f"{name}_ms": 1e3 * seconds}
+        found[f"{name}_per_token_ms"] = 1e3 * seconds / num if num else None
+        found[f"{name}_per_second"] = num / seconds if seconds else None
+    return Timings(**found)
+
+
+def speculative_decoding(steps: Sequence[Step], num_spec_tokens: int) -> SpeculativeDecoding:
+    """vLLM's figures of the steps of one answer under a policy with at most `num_spec_tokens` draft tokens a step."""
+    drafting = [step for step in steps if step.num_drafted]
+    sums, counts = Metrics.of(drafting), Counter((step.num_drafted, step.num_accepted) for step in drafting)
+    names = ("draft_acceptance_rate", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens")
+    return SpeculativeDecoding(
+        mean_acceptance_length=sums.mean_acceptance_length or 1.0,
+        acceptance_histogram=[sums.acceptance_histogram[j] for j in range(num_spec_tokens + 1)],
+        acceptance_histogram_by_draft_length={k: [counts[k, j] for j in range(k + 1)] for k in sorted(sums.drafted_histogram)},
+        num_spec_tokens=num_spec_tokens,
+        **{name: getattr(sums, name) for name in names},
+    )

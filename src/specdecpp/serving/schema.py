@@ -4,17 +4,18 @@ A request's field that is not supported is refused by name. One of OpenAI's own 
 as `frequency_penalty: 0` or `tools: null`, because clients send such values unasked.
 """
 
+import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from specdecpp.policy_spec import VERIFICATION_NAMES
 from specdecpp.serving.errors import ApiError
-from specdecpp.serving.tool_schema import AskedCall, Body, JsonSchema, NamedTool, ResponseFormat, Tool, ToolChoice, schema_of
-from specdecpp.serving.tools import ToolUse
 
-# name: the values that ask for nothing, beside null
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+Neutral = dict[str, tuple[Any, ...] | None]
+"""Fields that are not supported, each with the values that ask for nothing beside null (None: all of them do)."""
+UNSUPPORTED: Neutral = {
     **dict.fromkeys(("audio", "prediction", "verbosity", "web_search_options"), ()),
     **dict.fromkeys(("function_call", "reasoning_effort"), ("none",)),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
@@ -31,11 +32,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "suffix": ("",),
 }
-_IN_MESSAGES = ("annotations", "audio", "function_call", "reasoning", "refusal")
-_WHY = {
-    "service_tier": "asks for a tier, and there is one here: every request gets the next free place. Leave it out.",
-    "store": "asks that the answer be kept, and no answer is kept here. Leave it out, or send false.",
-}
 
 if TYPE_CHECKING:
     Kind = str
@@ -47,6 +43,119 @@ def _several(value: Any) -> Any:
     """A list of one for a text, or for the ids of one."""
     is_one = isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], int))
     return [value] if is_one else value
+
+
+class Body(BaseModel):
+    """A part of a request: a field that it does not have is refused by name, and null is as good as leaving one out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    unsupported: ClassVar[Neutral] = {}
+    prefix: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_by_name(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        found = {}
+        for name, value in given.items():
+            if name in cls.model_fields or name not in cls.unsupported:
+                if value is not None or name not in cls.model_fields:
+                    found[name] = value
+            elif value is not None and (neutral := cls.unsupported[name]) is not None and value not in neutral:
+                shown = cls.prefix + name
+                raise ApiError(f"{shown} is not supported. Leave it out.", param=shown, code="unsupported_parameter")
+        return found
+
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+JsonSchema = dict[str, Any]
+
+
+class Function(Body):
+    name: Name
+    description: str | None = None
+    parameters: JsonSchema | None = Field(default=None, description="The JSON schema of its arguments; left out: any object.")
+    strict: bool | None = Field(default=None, description="Calls fit the schema although tool_choice is auto.")
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    name: Name
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class NamedSchema(Body):
+    name: Name
+    json_schema: JsonSchema = Field(default_factory=dict, alias="schema")
+    description: str | None = None
+    strict: bool | None = Field(default=None, description="Answers always fit the schema.")
+
+
+class ResponseFormat(Body):
+    """Text, any JSON object, or JSON that fits a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type json_schema, and no other type has one.")
+        return self
+
+    @property
+    def answer_schema(self) -> JsonSchema | None:
+        """The JSON schema of an answer; None where any text will do."""
+        if self.json_schema is not None:
+            return self.json_schema.json_schema
+        return {"type": "object"} if self.type == "json_object" else None
+
+
+class CalledFunction(Body):
+    name: Name
+    arguments: str = Field(description="A JSON object, as text.")
+
+    @field_validator("arguments")
+    @classmethod
+    def _check(cls, given: str) -> str:
+        if not isinstance(json.loads(given or "{}"), dict):
+            raise ValueError("arguments must be a JSON object, as text")
+        return given or "{}"
+
+
+class ToolCall(Body):
+    """A call, in a message of the assistant and in a reply."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolUse:
+    """Functions of a request, as OpenAI's API has them. `must` names the one that the answer has to call, "" any of them; with
+    None it may call one. With `has_many` it may call several."""
+
+    functions: tuple[JsonSchema, ...]
+    must: str | None = None
+    has_many: bool = True
+
+    @property
+    def is_strict(self) -> bool:
+        """True where calls have to fit their schemas although the answer need not have one."""
+        return any(function.get("strict") for function in self.functions)
 
 
 class Speculative(Body):
@@ -63,14 +172,7 @@ class Speculative(Body):
 
 class StreamOptions(Body):
     include_usage: bool = Field(default=False, description="A last chunk with the usage of the whole request, and its figures.")
-    include_obfuscation: bool | None = Field(default=None, description="Only false: chunks are not padded.")
-
-    @field_validator("include_obfuscation")
-    @classmethod
-    def _check_padding(cls, asked: bool | None) -> bool | None:
-        if asked:
-            raise ValueError("asks for chunks that hide how long their text is, and none are padded here. Send false.")
-        return asked
+    include_obfuscation: Literal[False] | None = Field(default=None, description="Only false: chunks are not padded.")
 
 
 def _how(value: Any) -> Any:
@@ -89,22 +191,18 @@ class BaseRequest(Body):
     the length of an answer that names none (None: what there is room for) or more than there is room for (`is_cut`)."""
 
     prompt_field: ClassVar[str] = "prompt"
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+    unsupported: ClassVar[Neutral] = UNSUPPORTED
     default_new: ClassVar[int | None] = None
     is_cut: ClassVar[bool] = False
 
     model: str | None = Field(default=None, description="The name in /v1/models; there is one, so it may be left out.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy; left out, the model's own or 1.")
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(
-        default=None, ge=0, le=2**31, description="Draw from this many tokens of most probability; 0: all."
-    )
+    top_k: int | None = Field(default=None, ge=0, le=2**31, description="Draw from this many most probable tokens; 0: all.")
     min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens below this times the largest probability.")
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="Above 1: fewer repeats.")
     stop: Stops = Field(default=[])
-    seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i of several has seed + i."
-    )
+    seed: int | None = Field(default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i has seed + i.")
     n: int = Field(default=1, ge=1, le=16)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     ignore_eos: bool = Field(default=False, description="Go on after the token that ends a text.")
@@ -113,20 +211,8 @@ class BaseRequest(Body):
     speculative: HowToSpeculate = Field(default=Speculative(), description="false: the target alone.")
     user: str | None = Field(default=None, max_length=256, description="Goes to the log.")
     safety_identifier: str | None = Field(default=None, max_length=256, description="The newer name of user.")
-    prompt_cache_key: str | None = Field(
-        default=None, max_length=256, description="Not needed: caches are found by their text."
-    )
-    metadata: Metadata | None = Field(
-        default=None, description="Labels of a stored answer. None is stored here; they are neither kept nor logged."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_by_name(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        unsupported = {name: neutral for name, neutral in cls.unsupported.items() if name not in cls.model_fields}
-        return {k: v for k, v in _supported(given, unsupported).items() if v is not None or k not in cls.model_fields}
+    prompt_cache_key: str | None = Field(default=None, max_length=256, description="Not needed: caches are found by text.")
+    metadata: Metadata | None = Field(default=None, description="Labels of stored answers; they are neither kept nor logged.")
 
     @model_validator(mode="after")
     def _check_together(self) -> "BaseRequest":
@@ -178,17 +264,22 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(BaseRequest):
-    """The body of /v1/completions: text, or token ids, or several of either."""
-
-    default_new = 16
+class TextRequest(BaseRequest):
+    """A body with text, or token ids, or several of either."""
 
     prompt: Prompts
-    logprobs: int | None = Field(default=None, ge=0, le=20, description="Log-probabilities of this many tokens a place.")
 
     @property
     def prompts(self) -> list[Any]:
         return self.prompt
+
+
+class CompletionRequest(TextRequest):
+    """The body of /v1/completions."""
+
+    default_new = 16
+
+    logprobs: int | None = Field(default=None, ge=0, le=20, description="Log-probabilities of this many tokens a place.")
 
     @property
     def num_top(self) -> int | None:
@@ -208,16 +299,14 @@ class Message(Body):
     """One message of a conversation: text, calls of the assistant, or the result of one. A developer is OpenAI's newer name of
     the system."""
 
+    unsupported: ClassVar[Neutral] = dict.fromkeys(("annotations", "audio", "function_call", "reasoning", "refusal"), ())
+    prefix = "messages."
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = Field(default=None, max_length=64, description="Goes to the chat template, which may use it.")
     content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])] | None = None
-    tool_calls: list[AskedCall] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_by_name(cls, given: Any) -> Any:
-        return _supported(given, dict.fromkeys(_IN_MESSAGES, ()), of="messages.") if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _check_role(self) -> "Message":
@@ -231,10 +320,16 @@ class Message(Body):
 
     @property
     def as_dict(self) -> dict[str, Any]:
+        """The message as chat templates have it."""
         role = "system" if self.role == "developer" else self.role
         found: dict[str, Any] = {"role": role, "content": "".join(part.text for part in self.content or ())}
-        found |= {} if self.name is None else {"name": self.name}
-        return found | ({"tool_calls": [call.as_dict for call in self.tool_calls]} if self.tool_calls else {})
+        if self.name is not None:
+            found["name"] = self.name
+        if self.tool_calls:
+            found["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            for call in found["tool_calls"]:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return found
 
 
 class ChatRequest(BaseRequest):
@@ -255,13 +350,11 @@ class ChatRequest(BaseRequest):
     def _check_names(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs goes with logprobs: true; leave it out, or set that.")
-        names = [tool.function.name for tool in self.tools]
+        names, named = [tool.function.name for tool in self.tools], self._named_tool
         if len(names) > len(set(names)):
             raise ValueError("two tools have the same name; leave one of them out.")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(
-                f"tool_choice names {self.tool_choice.function.name!r}, and the tools are {names}; name one of them."
-            )
+        if named is not None and named not in names:
+            raise ValueError(f"tool_choice names {named!r}, and the tools are {names}; name one of them.")
         if self.tool_choice == "required" and not names:
             raise ValueError("tool_choice is required, and there are no tools; send some, or leave it out.")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
@@ -273,19 +366,22 @@ class ChatRequest(BaseRequest):
         return [[message.as_dict for message in self.messages]]
 
     @property
+    def _named_tool(self) -> str | None:
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
     def tool_use(self) -> ToolUse | None:
         if not self.tools or self.tool_choice == "none":
             return None
-        must = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         return ToolUse(
             functions=tuple(tool.function.model_dump(exclude_none=True) for tool in self.tools),
-            must="" if self.tool_choice == "required" else must,
+            must="" if self.tool_choice == "required" else self._named_tool,
             has_many=self.parallel_tool_calls,
         )
 
     @property
     def answer_schema(self) -> JsonSchema | None:
-        return schema_of(self.response_format)
+        return self.response_format.answer_schema if self.response_format else None
 
     @property
     def num_top(self) -> int | None:
@@ -294,12 +390,3 @@ class ChatRequest(BaseRequest):
     @property
     def num_new(self) -> int | None:
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-
-
-def _supported(given: dict[str, Any], unsupported: dict[str, tuple[Any, ...]], *, of: str = "") -> dict[str, Any]:
-    """A body without the values that ask for nothing. Raises `ApiError` for one that asks for what is not there."""
-    for name, neutral in unsupported.items():
-        if given.get(name) is not None and given[name] not in neutral:
-            message = f"{of}{name} {_WHY.get(name, 'is not supported. Leave it out.')}"
-            raise ApiError(message, param=f"{of}{name}", code="unsupported_parameter")
-    return {name: value for name, value in given.items() if name not in unsupported}

@@ -1,4 +1,4 @@
-"""ServerSettings of a server: its limits, what requests that name nothing get, its name, its key."""
+"""Settings of a server: its limits, what requests that name nothing get, its name, its key."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,7 @@ from specdecpp.policies import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """ServerSettings of one server. Raises ValueError for limits that admit nothing.
-
-    >>> ServerSettings(max_running=2, max_waiting=0).capacity
-    2
-    """
+    """Settings of one server. Raises ValueError for limits that admit nothing."""
 
     policy: Policy | str | None = None
     """For requests that name none; None: the pair's own."""
@@ -34,16 +30,12 @@ class ServerSettings:
     """Time to finish after a signal to stop."""
 
     def __post_init__(self) -> None:
-        positive = ("max_running", "max_body_bytes", "max_new_tokens", "timeout_s")
-        for name in (*positive, "max_waiting", "grace_s"):
-            value, bound = getattr(self, name), "above 0" if name in positive else "at least 0"
-            if not (value > 0 if name in positive else value >= 0):
-                raise ValueError(f"{name} must be {bound}, got {value}")
-
-    @property
-    def capacity(self) -> int:
-        """Requests that can be here at once."""
-        return self.max_running + self.max_waiting
+        for name in ("max_running", "max_body_bytes", "max_new_tokens", "timeout_s"):
+            if not getattr(self, name) > 0:  # nan is neither
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("max_waiting", "grace_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     @property
     def hosts(self) -> tuple[str, ...]:

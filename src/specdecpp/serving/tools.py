@@ -8,11 +8,11 @@ template has another form, or none, is told of this one.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from specdecpp.grammar import BLANKS, Grammar
+from specdecpp.serving.schema import CalledFunction, ToolCall, ToolUse
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _TOLD = (
@@ -27,34 +27,19 @@ MOST = 16
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolUse:
-    """Functions of a request, as OpenAI's API has them. `must` names the one that the answer has to call, "" any of them; with
-    None it may call one. With `has_many` it may call several."""
-
-    functions: tuple[Json, ...]
-    must: str | None = None
-    has_many: bool = True
-
-    @property
-    def is_strict(self) -> bool:
-        """True where calls have to fit their schemas although the answer need not have one."""
-        return any(function.get("strict") for function in self.functions)
-
-    @property
-    def schema(self) -> Json:
-        """The JSON schema of a call."""
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": function["name"]}, "arguments": closed(function.get("parameters") or _ANY)},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for function in self.functions
-            if self.must in (None, "", function["name"])
-        ]
-        return {"anyOf": calls, "x-guidance": {"whitespace_pattern": BLANKS}}
+def _call_schema(use: ToolUse) -> Json:
+    """The JSON schema of a call."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, "arguments": closed(function.get("parameters") or _ANY)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in use.functions
+        if use.must in (None, "", function["name"])
+    ]
+    return {"anyOf": calls, "x-guidance": {"whitespace_pattern": BLANKS}}
 
 
 def closed(schema: Json) -> Json:
@@ -81,7 +66,7 @@ def answer_grammar(use: ToolUse | None, schema: Any, tokenizer: Any) -> Grammar 
     if use.must is None and schema is None and not use.is_strict:
         return None
     opening, closing = (tag if _is_token(tag, tokenizer) else json.dumps(tag) for tag in (OPEN, CLOSE))
-    rules = [f'call: {opening} body {closing}\nbody: "\\n"? object "\\n"?\nobject: %json {json.dumps(use.schema)}']
+    rules = [f'call: {opening} body {closing}\nbody: "\\n"? object "\\n"?\nobject: %json {json.dumps(_call_schema(use))}']
     calls = f'call ("\\n" call){{0,{MOST - 1}}}' if use.has_many else "call"
     if use.must is not None:
         rules.append(f"start: {calls}")
@@ -124,23 +109,17 @@ def _plain(message: Json) -> Json:
     return {"role": message["role"], "content": content}
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call in an answer; `arguments` is JSON."""
-
-    name: str
-    arguments: str
-    id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
-
-    @classmethod
-    def read(cls, text: str, names: Sequence[str]) -> "Call | None":
-        """The call between two tags; None where there is none that could be made."""
-        try:
-            found = json.loads(text)
-            name, arguments = found["name"], found.get("arguments", {})
-        except (ValueError, TypeError, KeyError):
-            return None
-        return cls(name, json.dumps(arguments, ensure_ascii=False)) if name in names and isinstance(arguments, dict) else None
+def read_call(text: str, names: Sequence[str]) -> ToolCall | None:
+    """The call between two tags; None where there is none that could be made."""
+    try:
+        found = json.loads(text)
+        name, arguments = found["name"], found.get("arguments", {})
+    except (ValueError, TypeError, KeyError):
+        return None
+    if name not in names or not isinstance(arguments, dict):
+        return None
+    function = CalledFunction(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(id=f"call_{uuid4().hex[:24]}", function=function)
 
 
 class CallReader:
@@ -150,12 +129,12 @@ class CallReader:
         self._names, self._held = names, ""
         self._is_behind = False
 
-    def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[Call]]:
+    def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
         """The content and the calls that more text releases; with the last of it all that was held back."""
         self._held += text
-        content, calls = "", list[Call]()
+        content, calls = "", list[ToolCall]()
         while (start := self._held.find(OPEN)) >= 0 and (end := self._held.find(CLOSE, start)) >= 0:
-            call = Call.read(self._held[start + len(OPEN) : end], self._names)
+            call = read_call(self._held[start + len(OPEN) : end], self._names)
             content += self._taken(end + len(CLOSE)) if call is None else self._taken(start).rstrip()
             if call is not None:
                 calls.append(call)

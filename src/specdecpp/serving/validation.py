@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from specdecpp.backends.kept import Forks
-from specdecpp.costs.measuring import measured
+from specdecpp.costs.measuring import known
 from specdecpp.decoder import Decoder, Options, policy_for
 from specdecpp.errors import MissingExtraError, PromptError, UnsoundError, first_line
 from specdecpp.grammar import Grammar
 from specdecpp.loading.pair import REFERENCE, Pair
-from specdecpp.policies import Costs, Policy
+from specdecpp.policies import Policy
 from specdecpp.policy_spec import parse_policy, spec_of
 from specdecpp.prompt import encode
 from specdecpp.sampling import Sampling, asked
@@ -38,28 +38,29 @@ _NUM_DECODERS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RequestPlan:
-    """A request that can be answered: the answers to make, the decoder, and what the reply states about them."""
+    """A request that can be answered: its body, the decoder and the verification for it, and the answers to make."""
 
+    body: BaseRequest
     decoder: Decoder
-    policy: str
     verification: str
     sampling: Sampling
     parts: tuple[Part, ...]
-    num_prompt_tokens: int
-    num_spec_tokens: int
-    """The most draft tokens that the policy allows in a step."""
-    num_top: int | None = None
-    details: bool = False
-    functions: tuple[str, ...] = ()
-    """Names of those that the answers may call."""
 
     @property
-    def needs_recorder(self) -> bool:
-        return self.num_top is not None or self.details
+    def policy(self) -> str:
+        return spec_of(self.decoder.policy)
 
-    def recorder(self, session: Session) -> Recorder:
-        tokenizer, sampling = self.decoder.pair.tokenizer, session.sampling
-        return Recorder(tokenizer, sampling, ends=session.ends, num_top=self.num_top, details=self.details)
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts. Each counts once, however many answers it gets."""
+        return sum(len(part.prompt) for part in self.parts[:: self.body.n])
+
+    def recorder(self, session: Session) -> Recorder | None:
+        """A recorder of the evidence that the request asks for; None where it asks for none."""
+        num_top, details = self.body.num_top, self.body.speculative.details
+        if num_top is None and not details:
+            return None
+        return Recorder(session, self.decoder.pair.tokenizer, num_top=num_top, details=details)
 
 
 class RequestValidator:
@@ -72,27 +73,28 @@ class RequestValidator:
         self.pair, self.settings = pair, settings
         self.policy = policy_for(pair, settings.policy)
         self.name = settings.name or model_name(pair)
-        self._costs: Costs | None = None
         self._reader = replace(pair, tokenizer=deepcopy(pair.tokenizer))
         self._decoder = lru_cache(_NUM_DECODERS)(self._new_decoder)
         self._lock = threading.Lock()
         check_verification(settings.verification)
-        Decoder(pair, policy=self.policy, verification=verifications()[settings.verification])
+        self._decoder(None, settings.verification)
 
     def prepare(self) -> None:
         """Measure what a step costs, or read it from the file of an earlier measurement, and run the models once."""
-        self._costs = measured(self.pair)
+        if "known" not in self.pair.measured:  # a request may name a policy that weighs costs
+            self.pair.measured["known"] = known(self.pair)
         self._decoder(None, self.settings.verification).generate([0], max_tokens=4, seed=0, ignore_eos=True)
 
     async def validate(self, body: BaseRequest) -> RequestPlan:
         """Raises `ApiError` for what cannot be answered here."""
-        if body.model is not None and body.model != self.name:
-            raise self.unknown_model(body.model)
+        if body.model is not None:
+            self.check_model(body.model)
         return await asyncio.to_thread(self.plan, body)
 
-    def unknown_model(self, name: str) -> ApiError:
-        message = f"there is no model {name!r} here; this server has {self.name!r}."
-        return ApiError(message, status=404, code="model_not_found", param="model")
+    def check_model(self, name: str) -> None:
+        if name != self.name:
+            message = f"there is no model {name!r} here; this server has {self.name!r}."
+            raise ApiError(message, status=404, code="model_not_found", param="model")
 
     def plan(self, body: BaseRequest) -> RequestPlan:
         sampling = asked({name: getattr(body, name) for name in Sampling.__dataclass_fields__}, self.pair.sampling)
@@ -113,18 +115,8 @@ class RequestValidator:
         is_rounded = sampling.is_greedy and not isinstance(self.pair.target.new_cache(), Forks)
         seed = 0 if body.seed is None and is_rounded else body.seed
         seeds = [None if seed is None else seed + i for i in range(len(every))]
-        return RequestPlan(
-            decoder=decoder,
-            policy=spec_of(decoder.policy),
-            verification=verification,
-            sampling=sampling,
-            parts=tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True)),
-            num_prompt_tokens=sum(map(len, prompts)),
-            num_spec_tokens=_longest(decoder.policy),
-            num_top=body.num_top,
-            details=body.speculative.details,
-            functions=() if body.tool_use is None else tuple(one["name"] for one in body.tool_use.functions),
-        )
+        parts = tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True))
+        return RequestPlan(body=body, decoder=decoder, verification=verification, sampling=sampling, parts=parts)
 
     def _encode(self, prompt: Any, body: BaseRequest) -> list[int]:
         """The ids of one prompt, within the limit."""
@@ -195,14 +187,13 @@ class RequestValidator:
         """A decoder for a policy and a verification, with running costs of its own. Raises ValueError for a policy that a
         request names and that drafts without end."""
         policy = self.policy if spec is None else parse_policy(spec).build(self.pair.head)
-        if spec is not None and (most := _longest(policy)) > MAX_DRAFTED:
+        if spec is not None and (most := longest_draft(policy)) > MAX_DRAFTED:
             raise ValueError(f"policy {spec!r} drafts up to {most} draft tokens, at most {MAX_DRAFTED} are allowed.")
         verification = verifications()[name]
         return Decoder(
             self.pair,
             policy=policy,
             verification=verification,
-            costs=None if policy.needs_costs and self.pair.is_identified else self._costs,  # given ones stay as they are
             lossless=is_lossless(verification),  # what was asked for is checked in `_chosen`
         )
 
@@ -221,8 +212,9 @@ def model_name(pair: Pair) -> str:
     return "reference" if pair.target_name == str(REFERENCE / "target") else Path(pair.target_name).name or "target"
 
 
-def _longest(policy: Policy) -> int:
-    return max([getattr(policy, "max_nodes", policy.max_tokens), *map(_longest, policy.parts)])
+def longest_draft(policy: Policy) -> int:
+    """The most draft tokens that a policy allows in a step."""
+    return max([getattr(policy, "max_nodes", policy.max_tokens), *map(longest_draft, policy.parts)])
 
 
 def _too_long(message: str, body: BaseRequest) -> ApiError:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import openai
 import pytest
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -11,7 +10,7 @@ from pydantic import BaseModel, Field, SecretStr
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from served import Served, served
+from served import served
 
 import specdecpp as sd
 
@@ -27,19 +26,9 @@ ASKED = "What is the weather in Paris?"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served(sd.load_pair()) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def url(server: Served) -> str:
-    return f"{server.url}/v1"
-
-
-@pytest.fixture
-def client(server: Served) -> openai.OpenAI:
-    return server.client()
+def url() -> Iterator[str]:
+    with served(sd.load_pair()) as server:
+        yield f"{server.url}/v1"
 
 
 @tool
@@ -74,16 +63,3 @@ def test_langchain_answers_that_fit_a_schema(langchain: ChatOpenAI, method: Any)
 def test_pydantic_ai_answers_that_fit_a_schema(url: str) -> None:
     model = OpenAIChatModel("reference", provider=OpenAIProvider(base_url=url, api_key="none"))
     assert isinstance(Agent(model, output_type=Weather, retries=0).run_sync(ASKED).output, Weather)
-
-
-def test_openai(client: openai.OpenAI) -> None:
-    messages: Any = [{"role": "user", "content": ASKED}]
-    answer = client.chat.completions.parse(model="reference", messages=messages, response_format=Weather)
-    assert isinstance(answer.choices[0].message.parsed, Weather)
-    tools = [openai.pydantic_function_tool(Weather)]
-    with client.chat.completions.stream(
-        model="reference", messages=messages, tools=tools, tool_choice="required", parallel_tool_calls=False
-    ) as stream:
-        called = stream.get_final_completion().choices[0]
-    assert called.finish_reason == "tool_calls"
-    assert all(isinstance(call.function.parsed_arguments, Weather) for call in called.message.tool_calls or ())

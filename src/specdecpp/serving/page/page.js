@@ -47,18 +47,16 @@ async function* chunksOf(path, { body, signal }) {
 class Lane {
   constructor(policy) {
     this.root = at("lane").content.firstElementChild.cloneNode(true);
-    [this.policy, this.problem, this.answer, this.bars] = [".policy", ".problem", ".answer", ".steps"].map((name) =>
-      this.root.querySelector(name),
-    );
+    for (const name of ["policy", "problem", "answer", "steps"]) this[name] = this.root.querySelector(`.${name}`);
     this.policy.value = policy;
     this.clear();
   }
 
   clear() {
-    Object.assign(this, { tokens: 0, steps: 0, drafted: 0, accepted: 0, seconds: 0, end: null });
+    Object.assign(this, { numTokens: 0, numSteps: 0, drafted: 0, accepted: 0, seconds: 0, end: null });
     this.problem.hidden = true;
     this.answer.replaceChildren();
-    this.bars.replaceChildren();
+    this.steps.replaceChildren();
     this.write({});
   }
 
@@ -73,29 +71,24 @@ class Lane {
 
   add(step, end) {
     this.end = end ?? this.end;
-    this.tokens += step.pieces.length;
-    this.steps += 1;
+    this.numTokens += step.pieces.length;
+    this.numSteps += 1;
     this.drafted += step.num_drafted;
     this.accepted += step.num_accepted;
     this.seconds += Object.values(step.times).reduce((sum, part) => sum + part, 0);
     this.answer.append(...step.pieces.map((piece) => tokenSpan(piece, step)));
-    this.bars.append(bar(step));
-    this.bars.scrollLeft = this.bars.scrollWidth;
+    this.steps.append(bar(step));
+    this.steps.scrollLeft = this.steps.scrollWidth;
     this.write({
-      rate: (this.tokens / this.seconds).toFixed(1),
-      length: (1 + this.accepted / this.steps).toFixed(2),
+      rate: (this.numTokens / this.seconds).toFixed(1),
+      length: (1 + this.accepted / this.numSteps).toFixed(2),
       accepted: this.drafted ? `${((100 * this.accepted) / this.drafted).toFixed(0)} %` : "",
-      tokens: `${this.tokens} in ${this.steps}`,
+      tokens: `${this.numTokens} in ${this.numSteps}`,
     });
   }
 
   write(figures) {
     for (const place of this.root.querySelectorAll("[data-figure]")) place.textContent = figures[place.dataset.figure] ?? "";
-  }
-
-  fail(message) {
-    this.problem.textContent = message;
-    this.problem.hidden = false;
   }
 }
 
@@ -150,16 +143,16 @@ async function generate() {
 /** Shows what went wrong where it belongs: at the form when a field of it is to blame, otherwise in the lane. */
 function failed(lane, error) {
   if (error.name === "AbortError") return (lane.end = "stopped");
-  if (error.status === 401) askForKey();
-  const field = error.status === 401 ? at("key") : at(FIELDS[error.field] ?? error.field);
-  if (!field) return lane.fail(error instanceof Problem ? error.message : CUT_OFF);
-  field.setAttribute("aria-invalid", true);
-  at("problem").textContent = error.message;
-  at("problem").hidden = false;
+  const field = error.status === 401 ? askForKey() : at(FIELDS[error.field] ?? error.field);
+  field?.setAttribute("aria-invalid", true);
+  const place = field ? at("problem") : lane.problem;
+  place.textContent = error instanceof Problem ? error.message : CUT_OFF;
+  place.hidden = false;
 }
 
 function askForKey() {
   at("key").closest("label").hidden = false;
+  return at("key");
 }
 
 /** Shows which model is served, or asks for the server's key. */
