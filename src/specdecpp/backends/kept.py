@@ -81,11 +81,6 @@ class Kept:
                     found.append(cache.fork(length))
             return tuple(found)
 
-    def clear(self) -> None:
-        """Let go of all of them."""
-        with self._lock:
-            self._texts.clear()
-
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of tokens that two texts begin with alike."""
