@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import BACKENDS, LONG, TEXT, each_backend, full_pass
+from kinds import BACKENDS, TEXT, each_backend, full_pass
 
 from specdecpp import BackendError
 from specdecpp.testing import tiny_model
@@ -55,22 +55,6 @@ def test_caches_share_the_weights_only(backend: str) -> None:
     alone.rollback(2)
     for own, expected in zip(one.extend([9], rows=1), alone.extend([9], rows=1), strict=True):
         assert torch.equal(own, expected)
-
-
-@each_backend
-def test_a_text_longer_than_the_room_and_than_one_pass(backend: str) -> None:
-    """Catches a cache that grows without what it held, a long prompt whose parts do not see each other, and more rows than
-    one pass has."""
-    expected, states = full_pass(model(), LONG)
-    at_once, parts = built(backend).new_cache(), built(backend).new_cache()
-    logits, hidden = at_once.extend(LONG, rows=600)
-    torch.testing.assert_close(logits, expected[-600:], atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(hidden, states[-600:], atol=1e-3, rtol=1e-3)
-    for start in range(0, 699, 233):
-        parts.extend(LONG[start : start + 233], rows=1)
-    torch.testing.assert_close(parts.extend(LONG[699:], rows=1)[0][0], expected[-1], atol=1e-3, rtol=1e-3)
-    parts.rollback(150)
-    torch.testing.assert_close(parts.extend(LONG[150:160], rows=10)[0], expected[150:160], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

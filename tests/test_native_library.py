@@ -135,20 +135,6 @@ def test_a_full_disk_is_told(compiler: Compiler, monkeypatch: pytest.MonkeyPatch
     assert list(cache.iterdir()) == []
 
 
-def test_two_processes_compile_at_once(compiler: Compiler, compiled_code: Path, tmp_path: Path, cache: Path) -> None:
-    """Catches a file that one process loads while another writes it."""
-    compiler.does(f"""
-        touch {tmp_path}/here-$$
-        while [ "$(ls {tmp_path}/here-* | wc -l)" -lt 2 ]; do sleep .01; done
-        cp {compiled_code} "$out"
-    """)
-    both = [subprocess.Popen([sys.executable, "-c", LOAD], stderr=subprocess.PIPE) for _ in range(2)]
-    assert [(process.communicate()[1], process.returncode) for process in both] == [(b"", 0)] * 2
-    assert compiler.calls == 2
-    assert len(list(cache.iterdir())) == 1
-    assert all(map(compilation.is_whole, cache.iterdir()))
-
-
 def test_killed_while_compiling(compiler: Compiler, compiled_code: Path, tmp_path: Path, cache: Path) -> None:
     """Catches half a library that the next process loads."""
     half = tmp_path / "half"

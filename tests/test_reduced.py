@@ -1,8 +1,9 @@
 """A draft whose vocabulary is reduced at load: q over a list and the text's own tokens, the output exact all the same."""
 
 import random
+from collections.abc import Callable
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -71,16 +72,16 @@ def test_what_is_scored_depends_on_the_text_alone(seed: int) -> None:
 def test_new_tokens_are_scored_and_many_of_them_call_for_all() -> None:
     """Catches a token of the text that stays out, one too many that is kept, and a foreign text that is taken for none, or that
     stays one for good."""
-    text = Small(bytes([1] * 4 + [0] * 8))
-    text.read([0, 1, 9, 2, 9, 3], 0)
-    text.settle()
-    assert (text.ids, text.is_foreign) == ([9], False)
-    text.read([8, 7, 9, 6], 6)
-    text.settle()
-    assert (text.ids, text.is_foreign) == ([6, 7, 8], True)
-    text.read([0, 1, 2, 3], 10)
-    text.settle()
-    assert (text.ids, text.is_foreign) == ([6, 7, 8], False)
+    text, length = Small(bytes([1] * 4 + [0] * 8)), 0
+    for tokens, expected in (
+        ([0, 1, 9, 2, 9, 3], ([9], False)),
+        ([8, 7, 9, 6], ([6, 7, 8], True)),
+        ([0, 1, 2, 3], ([6, 7, 8], False)),
+    ):
+        text.read(tokens, length)
+        text.settle()
+        length += len(tokens)
+        assert (text.ids, text.is_foreign) == expected
 
 
 @cache
@@ -90,18 +91,28 @@ def reduced(listed: range) -> Models:
     return found
 
 
+@cache
+def trimmed() -> Models:
+    """The draft's own config names the tokens that it scores."""
+    found, target = copy(models_of("native")), tiny_model("llama", seed=1, head_dim=16, vocab_size=VOCAB)
+    draft = tiny_draft(target, noise=0.4)
+    draft.config.output_ids = [*range(2, VOCAB, 3), 7]
+    found.draft = NativeModel(draft, num_threads=1)
+    return found
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("policy", "manner"), [case for i, case in enumerate(product(RULES, MANNERS)) if i % 4 == 0 or case[0] == "cost-aware"]
 )
-@pytest.mark.parametrize("listed", LISTS, ids=len)
-def test_steps_are_those_of_the_host(listed: range, policy: str, manner: str) -> None:
+@pytest.mark.parametrize("made", [trimmed, *(partial(reduced, listed) for listed in LISTS)])
+def test_steps_are_those_of_the_host(made: Callable[[], Models], policy: str, manner: str) -> None:
     """Catches a logit under another token, a draw in another order than that of the ids, a text's token that only one of both
     scores, and tokens of another request of the batch."""
 
     def session(seed: int, by_host: bool) -> Session:
         prompt = [3, 5, 70 - seed, 9, 69, 9]
-        return reduced(listed).session(RULES[policy], *MANNERS[manner], seed=seed, by_host=by_host, prompt=prompt)
+        return made().session(RULES[policy], *MANNERS[manner], seed=seed, by_host=by_host, prompt=prompt)
 
     own, hosts = ([session(seed, by_host) for seed in range(3)] for by_host in (False, True))
     with unchecked():

@@ -1,8 +1,7 @@
 """Known families on a CPU: a pass is one call of compiled code, which reads every weight once for all rows.
 
-Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks. Sums are in float32; where the
-processor has products of whole numbers, what is multiplied with quantised blocks is rounded first: to 16 bits, which changes a
-logit by 1e-4 of its size, as another order of summing does, or to 8 bits. The bits of a row do not depend on the other rows.
+Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks. Sums are in float32. The bits of a
+row do not depend on the other rows.
 """
 
 import ctypes
@@ -96,8 +95,7 @@ class NativeCache(Cache):
 
     def fork(self, length: int) -> "NativeCache":
         """A copy of the first `length` tokens."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot copy {length} tokens: the cache holds {self.length}")
+        check_rollback(length, self.length)
         other = NativeCache(self.model)
         other.num_skipped = min(length, self.num_skipped)
         other.text = self.text and self.text.fork(length)
@@ -134,8 +132,9 @@ class NativeModel:
     may then be on the meta device; without `probe` a `families.Sketch` will do for the model.
 
     `activations` say how what is multiplied with quantised weights is rounded: "int16" (the default where the processor has
-    products of whole numbers), "float32" not at all, "int8" to bytes as llama.cpp does: quicker with many rows, and as far from
-    float32 as bfloat16 is (docs/how-it-works.md). Whichever it is, its distribution is then decoded exactly.
+    products of whole numbers) changes a logit by 1e-4 of its size, as another order of summing does; "float32" not at all;
+    "int8" rounds to bytes as llama.cpp does: quicker with many rows, and as far from float32 as bfloat16 is
+    (docs/how-it-works.md). Whichever it is, its distribution is then decoded exactly.
 
     Raises `BackendError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
     those of transformers.

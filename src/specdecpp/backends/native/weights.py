@@ -49,15 +49,7 @@ class _Shape(ctypes.Structure):
 class Weights:
     """The weights of a model, and its tables of angles. Raises `MemoryError`, `BackendError` where nothing can be compiled."""
 
-    def __init__(
-        self,
-        sketch: Sketch,
-        values: "Values",
-        *,
-        vocab_size: int,
-        output_ids: Tensor | None,
-        rounds_to: int,
-    ):
+    def __init__(self, sketch: Sketch, values: "Values", *, vocab_size: int, output_ids: Tensor | None, rounds_to: int):
         self.lib, self.family = library(), sketch.family
         family, size = self.family, self.family.head_size
         shape = _Shape(
@@ -77,7 +69,7 @@ class Weights:
         )
         self.handle = self.lib.native_new(ctypes.byref(shape))
         if not self.handle:
-            raise MemoryError(f"there is no memory for the weights of a model")
+            raise MemoryError("there is no memory for the weights of a model")
         self.idle: list[int] = []
         """Caches that nobody uses: memory that is new to a process is slow to write for the first time."""
         weakref.finalize(self, _freed, self.lib, self.handle, self.idle)

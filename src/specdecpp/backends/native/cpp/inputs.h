@@ -65,8 +65,9 @@ struct Room {
   std::vector<int8_t> codes;
   std::vector<int32_t> starts;
 
-  // Of n rows of x, for a matrix of codes and all that read alike; rounded to so many bytes, or not where it is 0.
+  // Of n rows of x, for a matrix and all that read alike; for codes rounded to so many bytes, or not where it is 0.
   Inputs inputs(const Matrix& m, const float* x, int n, int width) {
+    if (!m.is_coded()) return {x, nullptr, nullptr, Codes::NONE, n, nullptr, nullptr};
     size_t groups = m.num_groups(), size = n * groups;
     Codes form = width == 0 ? Codes::NONE : width == 1 ? Codes::BYTES : n <= FEW ? Codes::PLANES : Codes::WORDS;
     if (sums.size() < size) sums.resize(size), scales.resize(size), starts.resize(size);

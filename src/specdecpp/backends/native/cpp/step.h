@@ -160,8 +160,7 @@ struct Drawing {
     static thread_local Room room;
     const Matrix& rows = d.more->rows;
     own.resize(rows.out), joined.resize(size);
-    Inputs inputs = rows.is_coded() ? room.inputs(rows, state, 1, m.s.rounds_to) : Inputs{state, nullptr, nullptr, Codes::NONE, 1, nullptr, nullptr};
-    product(rows, inputs, 1, 0, rows.num_panels(), Store{own.data(), own.size(), rows.out});
+    product(rows, room.inputs(rows, state, 1, m.s.rounds_to), 1, 0, rows.num_panels(), Store{own.data(), own.size(), rows.out});
     merged.values(x, listed, own.data(), joined.data());
     return joined.data();
   }
