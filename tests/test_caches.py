@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import BACKENDS, TEXT, each_backend, full_pass
+from kinds import BACKENDS, TEXT, each_backend
 
-from specdecpp import BackendError
 from specdecpp.testing import tiny_model
 
 
@@ -69,17 +68,3 @@ def test_a_pass_over_a_list_is_each_alone(backend: str, rows: int) -> None:
         for which in range(2):
             assert torch.equal(found[which], torch.cat([one[which] for one in expected]))
     assert [one.length for one in together] == [one.length for one in alone] == [4, 12, 6]
-
-
-@each_backend
-def test_rows_past_the_common_vocabulary_are_cut(backend: str) -> None:
-    """Catches logits of padding, which could be drawn, also where the embedding is the output layer."""
-    for more in ({}, {"tie_word_embeddings": True}):
-        whole = tiny_model("llama", seed=1, head_dim=16, **more)
-        expected, _ = full_pass(whole, TEXT)
-        cut = BACKENDS[backend](whole, vocab_size=50)
-        logits, _ = cut.new_cache().extend(TEXT, rows=2)
-        assert (cut.vocab_size, logits.shape) == (50, (2, 50))
-        torch.testing.assert_close(logits, expected[-2:, :50], atol=1e-4, rtol=1e-4)
-    with pytest.raises(BackendError, match=r"vocab_size=65 .* 64 rows"):
-        BACKENDS[backend](whole, vocab_size=65)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kinds import BACKENDS, each_backend
+from kinds import BACKENDS, each_backend, full_pass
 
 import specdecpp as sd
 from specdecpp.backends import EagerModel
@@ -26,17 +26,21 @@ def model_that_says(ids, **config):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("vocab_size", [64, 50])
+@pytest.mark.parametrize("ids", [IDS, None])
 @each_backend
-def test_every_backend_scores_the_same_tokens(backend, vocab_size, tied):
-    """Catches rows put under other ids, a cut vocabulary that shifts them, and an embedding that is trimmed with its output."""
-    whole = EagerModel(tiny_model("llama", hidden_size=64, tie_word_embeddings=tied), vocab_size=vocab_size).new_cache()
-    wanted, _ = whole.extend([1, 62, 3, 9], rows=3)
-    scored = [i for i in IDS if i < vocab_size]
-    model = BACKENDS[backend](model_that_says(IDS, tie_word_embeddings=tied), vocab_size=vocab_size)
-    found, _ = model.new_cache().extend([1, 62, 3, 9], rows=3)
+def test_every_backend_scores_the_same_tokens(backend, ids, vocab_size, tied):
+    """Catches rows put under other ids, logits of padding, which could be drawn, a cut vocabulary that shifts ids, and an
+    embedding that is trimmed with its output."""
+    whole = tiny_model("llama", hidden_size=64, tie_word_embeddings=tied)
+    wanted, _ = full_pass(whole, [1, 62, 3, 9])
+    made = model_that_says(ids, tie_word_embeddings=tied)
+    found, _ = BACKENDS[backend](made, vocab_size=vocab_size).new_cache().extend([1, 62, 3, 9], rows=3)
+    scored = [i for i in ids or range(64) if i < vocab_size]
     assert found.shape == (3, vocab_size)
-    torch.testing.assert_close(found[:, scored], wanted[:, scored], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[:, scored], wanted[-3:, scored], rtol=1e-4, atol=1e-4)
     assert int(torch.isneginf(found).sum()) == 3 * (vocab_size - len(scored))
+    with pytest.raises(BackendError, match=r"vocab_size=65 .* 64 rows"):
+        BACKENDS[backend](whole, vocab_size=65)
 
 
 def test_a_config_that_names_no_tokens_is_refused():
