@@ -25,16 +25,14 @@ _SCALES: dict[str, dict[int, float]] = {
     "IQ4_XS": {0: 1 / 1300},
 }
 """Where a block has its float16 scales, and what they are for values of deviation one or so."""
-KINDS = ("F32", "F16", "BF16", *_SCALES)
 
 
 def fabricated(kind: str, out: int, inputs: int, seed: int) -> Stored:
     """A matrix [out, inputs] of values around zero, of deviation 1/sqrt(inputs) or so. Every bit of a block occurs."""
     rng, size = np.random.default_rng(seed), inputs**-0.5
     if kind in ("F32", "F16", "BF16"):
-        values = torch.from_numpy(rng.normal(0, size, (out, inputs))).to(
-            {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
-        )
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
+        values = torch.from_numpy(rng.normal(0, size, (out, inputs))).to(dtype)
         return Stored(kind, (out, inputs), values.contiguous().view(torch.uint8).numpy().reshape(out, -1))
     values_of_block, size_of_block = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     assert inputs % values_of_block == 0, f"{kind} packs {values_of_block} values at a time"

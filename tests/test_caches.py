@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import BACKENDS, LONG, TEXT, each_backend, full_pass
+from kinds import BACKENDS, TEXT, each_backend
 
-from specdecpp import BackendError
 from specdecpp.testing import tiny_model
 
 
@@ -57,22 +56,6 @@ def test_caches_share_the_weights_only(backend: str) -> None:
         assert torch.equal(own, expected)
 
 
-@each_backend
-def test_a_text_longer_than_the_room_and_than_one_pass(backend: str) -> None:
-    """Catches a cache that grows without what it held, a long prompt whose parts do not see each other, and more rows than
-    one pass has."""
-    expected, states = full_pass(model(), LONG)
-    at_once, parts = built(backend).new_cache(), built(backend).new_cache()
-    logits, hidden = at_once.extend(LONG, rows=600)
-    torch.testing.assert_close(logits, expected[-600:], atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(hidden, states[-600:], atol=1e-3, rtol=1e-3)
-    for start in range(0, 699, 233):
-        parts.extend(LONG[start : start + 233], rows=1)
-    torch.testing.assert_close(parts.extend(LONG[699:], rows=1)[0][0], expected[-1], atol=1e-3, rtol=1e-3)
-    parts.rollback(150)
-    torch.testing.assert_close(parts.extend(LONG[150:160], rows=10)[0], expected[150:160], atol=1e-3, rtol=1e-3)
-
-
 @pytest.mark.parametrize("rows", [1, 2])
 @each_backend
 def test_a_pass_over_a_list_is_each_alone(backend: str, rows: int) -> None:
@@ -85,17 +68,3 @@ def test_a_pass_over_a_list_is_each_alone(backend: str, rows: int) -> None:
         for which in range(2):
             assert torch.equal(found[which], torch.cat([one[which] for one in expected]))
     assert [one.length for one in together] == [one.length for one in alone] == [4, 12, 6]
-
-
-@each_backend
-def test_rows_past_the_common_vocabulary_are_cut(backend: str) -> None:
-    """Catches logits of padding, which could be drawn, also where the embedding is the output layer."""
-    for more in ({}, {"tie_word_embeddings": True}):
-        whole = tiny_model("llama", seed=1, head_dim=16, **more)
-        expected, _ = full_pass(whole, TEXT)
-        cut = BACKENDS[backend](whole, vocab_size=50)
-        logits, _ = cut.new_cache().extend(TEXT, rows=2)
-        assert (cut.vocab_size, logits.shape) == (50, (2, 50))
-        torch.testing.assert_close(logits, expected[-2:, :50], atol=1e-4, rtol=1e-4)
-    with pytest.raises(BackendError, match=r"vocab_size=65 .* 64 rows"):
-        BACKENDS[backend](whole, vocab_size=65)

@@ -71,15 +71,12 @@ def test_the_numbers_are_those_of_the_compiled_code() -> None:
 
 def test_of_equal_logits_the_first_is_the_greedy_token() -> None:
     """Catches a tie that compiled steps decide otherwise than torch: every logit is there twice."""
-    model = built("llama")
+    model, tokenizer, answers = built("llama"), tiny_tokenizer(), []
     output = model.get_output_embeddings()
     with torch.no_grad():
         output.weight[1::2] = output.weight[::2]
-    native, eager = NativeModel(model, num_threads=1), EagerModel(model)
-    answers = []
-    for draft in (native, eager):
-        target = NativeModel(model, num_threads=1) if draft is native else EagerModel(model)
-        pair = Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(int(output.weight.shape[0])))
+    for backend in (NativeModel(model, num_threads=1), EagerModel(model)):
+        pair = Pair(target=backend, draft=backend, tokenizer=tokenizer)
         answers += [Decoder(pair, policy=Fixed(k=k)).generate([1, 5, 9], max_tokens=16, temperature=0.0).tokens for k in (0, 3)]
     assert answers[0] == answers[1] == answers[2] == answers[3]
     assert not any(token % 2 for token in answers[0])

@@ -1,23 +1,24 @@
 """Quantised weights in the compiled backend: the file's own values, in every form; and bits that depend on the row alone."""
 
-import copy
 import ctypes
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from kinds import assert_same_bits
+from gguf.constants import GGMLQuantizationType
+from kinds import assert_same_bits, needs_compiler
 from quantised import fabricated
 
-from specdecpp.backends import EagerModel, NativeModel, native, probe
+from specdecpp.backends import EagerModel, NativeModel, probe
 from specdecpp.backends.native.library import library
 from specdecpp.backends.native.weights import KINDS, values_of
 from specdecpp.errors import BackendError
 from specdecpp.loading.gguf_reading import Stored
 from specdecpp.testing import tiny_model
 
-pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+pytestmark = needs_compiler
 
 TEXT = [1, 7, 3, 9, 12, 30, 2, 5, 41, 8, 8, 17, 60, 33]
 SMALL = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -36,24 +37,17 @@ def stored(model: Any, kinds: Mapping[str, str]) -> dict[str, Stored]:
     return found
 
 
-def filled(model: Any, values: Mapping[str, Stored]) -> Any:
-    """The model with these values."""
+def pair(kinds: Mapping[str, str], activations: Any = "float32", **more: Any) -> tuple[EagerModel, NativeModel]:
+    """A model with such values, by transformers and, its own weights being on the meta device, by compiled code."""
+    model = tiny_model("llama", seed=3, **(SMALL | more))
+    values = stored(model, kinds)
+    with torch.device("meta"):
+        skeleton = type(model)(model.config)
+    skeleton.model.rotary_emb = model.model.rotary_emb
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name].dequantised())
-    return model
-
-
-def pair(kinds: Mapping[str, str], activations: Any = "float32", **more: Any) -> tuple[EagerModel, NativeModel]:
-    model = tiny_model("llama", seed=3, **(SMALL | more))
-    values = stored(model, kinds)
-    skeleton = copy.deepcopy(model)
-    for module in skeleton.modules():
-        for name, parameter in module._parameters.items():
-            module._parameters[name] = None if parameter is None else torch.nn.Parameter(parameter.to("meta"))
-    skeleton.tie_weights()
-    backend = NativeModel(skeleton, stored=values, num_threads=2, activations=activations)
-    return EagerModel(filled(model, values)), backend
+    return EagerModel(model), NativeModel(skeleton, stored=values, num_threads=2, activations=activations)
 
 
 QUANTISED = [kind for kind in KINDS if kind not in ("F32", "F16", "BF16")]
@@ -88,42 +82,38 @@ def test_the_same_bits_however_a_text_is_cut(backends: tuple[EagerModel, NativeM
     assert_same_bits(backends[1], TEXT, *cuts, threads=threads)
 
 
+WIDTHS = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 3, "num_key_value_heads": 1}
+
+
 @pytest.mark.parametrize(
-    "kinds",
+    ("kinds", "more"),
     [
-        {"v_proj": "Q6_K", "q_proj": "Q4_K", "down": "Q6_K", "embed": "Q6_K", "": "Q4_K"},
-        {"q_proj": "F16", "k_proj": "Q4_1", "gate": "Q2_K", "up_proj": "Q8_0", "embed": "BF16", "": "Q5_1"},
-        {"gate": "F32", "up_proj": "Q4_0", "o_proj": "Q3_K", "lm_head": "Q5_K", "": "Q8_0"},
+        ({"v_proj": "Q6_K", "q_proj": "Q4_K", "down": "Q6_K", "embed": "Q6_K", "": "Q4_K"}, {}),
+        ({"q_proj": "F16", "k_proj": "Q4_1", "gate": "Q2_K", "up_proj": "Q8_0", "embed": "BF16", "": "Q5_1"}, {}),
+        ({"gate": "F32", "up_proj": "Q4_0", "o_proj": "Q3_K", "lm_head": "Q5_K", "": "Q8_0"}, {}),
+        ({"": "Q4_1"}, {"vocab_size": 71} | WIDTHS),
     ],
 )
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_a_file_of_several_kinds(kinds: dict[str, str], is_tied: bool) -> None:
-    """Catches sums over groups of another matrix's size, and parts of a joined product that lie in the wrong columns."""
-    eager, compiled = pair(kinds, tie_word_embeddings=is_tied)
+def test_a_file_of_several_kinds_and_widths(kinds: dict[str, str], more: dict[str, int], is_tied: bool) -> None:
+    """Catches sums over groups of another matrix's size, parts of a joined product in the wrong columns, and a last panel that
+    is read or written past its end."""
+    eager, compiled = pair(kinds, tie_word_embeddings=is_tied, **more)
     near(compiled, eager)
     near(compiled.with_threads(5), eager)
-
-
-def test_widths_that_do_not_fill_panels() -> None:
-    """Catches a last panel that is read or written past its end: heads of 32, 3 of them, a width of 96, 71 tokens."""
-    widths = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160, "vocab_size": 71}
-    eager, compiled = pair({"": "Q4_1"}, **widths, num_attention_heads=3, num_key_value_heads=1)
-    near(compiled, eager)
 
 
 def test_a_kind_that_is_not_known_becomes_float32() -> None:
     """Catches a file whose rarest matrix keeps it from being run."""
     model = tiny_model("llama", seed=3, **SMALL)
-    values = stored(model, {"": "Q8_0"})
-    name = "model.layers.0.mlp.down_proj.weight"
-    rare = Stored("TQ9_9", values[name].shape, values[name].data)
+    values, name = stored(model, {"": "Q8_0"}), "model.layers.0.mlp.down_proj.weight"
     known = values[name].dequantised()
-    object.__setattr__(rare, "dequantised", lambda: known)
-    first, second = (
-        NativeModel(model, stored={**values, name: of}, activations="float32").new_cache() for of in (values[name], rare)
+    rare: Any = SimpleNamespace(kind="TQ9_9", dequantised=lambda: known)
+    expected, found = (
+        NativeModel(model, stored=values | of, activations="float32", probe=False).new_cache().extend(TEXT, rows=2)[0]
+        for of in ({}, {name: rare})
     )
-    expected, _ = first.extend(TEXT, rows=2)
-    assert (second.extend(TEXT, rows=2)[0] - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -141,21 +131,15 @@ def test_weights_that_are_read_otherwise_are_refused(monkeypatch: pytest.MonkeyP
         values_of(made)
 
 
-def test_what_the_code_cannot_pack_is_refused() -> None:
-    """Catches a row that is not whole blocks, or a number that is no kind, read past its end."""
+def test_kinds_are_those_of_the_package_gguf_and_others_are_refused() -> None:
+    """Catches a number that means another kind there, and rows of no kind or not of whole blocks, read past their end."""
+    assert {GGMLQuantizationType(number).name: number for number in KINDS.values()} == KINDS
     lib, data = library(), torch.zeros(4096, dtype=torch.uint8)
     shape = (ctypes.c_int32 * 12)(1, 32, 1, 1, 32, 32, 32, 8, 0)
     handle = lib.native_new(ctypes.byref(shape))
     for kind, width in ((2, 48), (12, 32), (99, 32), (-1, 32)):
         assert not lib.native_matrix(handle, 0, 0, kind, data.data_ptr(), 8, width, 32, None, 1)
     lib.native_free(handle)
-
-
-def test_kinds_are_those_of_the_package_gguf() -> None:
-    """Catches a number that means another kind there."""
-    from gguf.constants import GGMLQuantizationType
-
-    assert {GGMLQuantizationType(number).name: number for number in KINDS.values()} == KINDS
 
 
 def test_two_bytes_are_the_default_where_the_processor_multiplies_them() -> None:
@@ -212,6 +196,6 @@ def test_a_pass_that_would_write_elsewhere_is_refused() -> None:
         with pytest.raises(ValueError, match="the embedding has 64 rows"):
             model.new_cache().extend([1, wrong], rows=1)
     one, two = model.new_cache(), model.new_cache()
-    for given, texts in (([one, other.new_cache()], [[1], [2]]), ([one, one], [[1], [2]]), ([one, two], [[1], []])):
+    for parts in ([(one, [1]), (other.new_cache(), [2])], [(one, [1]), (one, [2])], [(one, [1]), (two, [])]):
         with pytest.raises(ValueError, match="a cache for each"):
-            model.forward(list(zip(given, texts, strict=True)), rows=1)
+            model.forward(parts, rows=1)

@@ -57,10 +57,10 @@ def test_another_processor_computes_the_same(kind: str, code: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", ["qwen2", "gemma3", "odd-widths"])
-def test_families_and_draws_elsewhere(variant: str, code: Any) -> None:
+def test_families_and_draws_elsewhere(variant: str) -> None:
     """Catches the same of biases, windows and last panels, and a draw from another block."""
-    native = NativeModel(built(variant), num_threads=1)
+    native, points = NativeModel(built(variant), num_threads=1), (0.0, 0.25, 0.5, 0.999999)
     assert_same_bits(native, TEXT, [1] * 14, [5, 9], threads=2)
     for size in (5, 64, 65, 4096):
         p = torch.rand(size, generator=torch.Generator().manual_seed(size)) ** 8
-        assert [native.draw(p, u) for u in (0.0, 0.25, 0.5, 0.999999)] == [inverted(p, u) for u in (0.0, 0.25, 0.5, 0.999999)]
+        assert [native.draw(p, u) for u in points] == [inverted(p, u) for u in points]

@@ -74,8 +74,7 @@ def test_long_prompts_in_the_compiled_backend(monkeypatch: pytest.MonkeyPatch) -
     texts = [story + end for end in ("She found", "One day the fox", "She found some wheat and")]
 
     def decoder(policy: str | None = None) -> Decoder:
-        pair.kept.clear()
-        return Decoder(pair, policy=policy, costs=Costs(draft_s=0.1, passes={1: 1.0, 2: 1.0, 5: 1.1}))
+        return Decoder(replace(pair), policy=policy, costs=Costs(draft_s=0.1, passes={1: 1.0, 2: 1.0, 5: 1.1}))
 
     plain, late = decoder("none"), decoder()
     greedy = [plain.generate(text, max_tokens=24, temperature=0).tokens for text in texts]

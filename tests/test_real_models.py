@@ -5,6 +5,7 @@ The two differ by about 1e-6, and the two best logits of the 880 contexts compar
 so that rounding on another machine does not decide a test.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributions import unchecked
+from distributions import random_head, unchecked
 from kinds import KINDS, model_of
 from scipy.stats import chisquare
 
-from specdecpp import AcceptanceHead, CumulativeConfidence, Decoder, Fixed, Pair, Policy, SpecDecPP
+from specdecpp import CumulativeConfidence, Decoder, Fixed, Pair, Policy, SpecDecPP
 from specdecpp.backends import EagerModel
-from specdecpp.head import HeadCard
 from specdecpp.lab import Heuristic
 from specdecpp.policies import Entropy, MaxConfidence
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
@@ -28,17 +28,6 @@ NUM_TOKENS = 20
 PROMPTS = ((5,), (9, 8, 7), (20, 21, 22, 23, 24, 25, 26, 27, 28, 29), (60, 3, 60, 3, 60))
 
 
-def random_head(hidden_size: int = 32) -> AcceptanceHead:
-    """A head whose estimates spread over (0, 1), so that it stops steps everywhere."""
-    head = AcceptanceHead(HeadCard(hidden_size=hidden_size, num_layers=2))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        head.output.bias.fill_(1.0)
-    return head
-
-
 POLICIES: dict[str, Policy] = {
     "Fixed": Fixed(k=4),
     "Heuristic": Heuristic(),
@@ -46,7 +35,7 @@ POLICIES: dict[str, Policy] = {
     "MaxConfidence, dropping": MaxConfidence(threshold=0.3, drop=True),
     "CumulativeConfidence": CumulativeConfidence(threshold=0.1),
     "Entropy": Entropy(threshold=0.5),
-    "SpecDecPP": SpecDecPP(head=random_head()),
+    "SpecDecPP": SpecDecPP(head=random_head(32, seed=0, scale=0.6)),
 }
 
 
@@ -57,21 +46,16 @@ def pair_of(kind: str, dtype: torch.dtype = torch.float32) -> Pair:
     return Pair(target=EagerModel(target), draft=EagerModel(tiny_draft(target)), tokenizer=tiny_tokenizer())
 
 
-def decoder_of(kind: str, policy: str, ends: tuple[int, ...] = ()) -> Decoder:
+def decoder_of(kind: str, policy: str, ends: tuple[int, ...]) -> Decoder:
     verification = GreedyVerification() if POLICIES[policy].drops_last else TokenVerification()
     return Decoder(replace(pair_of(kind), ends=ends), policy=POLICIES[policy], verification=verification)
 
 
 @cache
-def own_greedy(
-    kind: str,
-    prompt: tuple[int, ...],
-    ends: tuple[int, ...] = (),
-    dtype: torch.dtype = torch.float32,
-) -> tuple[int, ...]:
+def own_greedy(kind: str, prompt: tuple[int, ...], ends: tuple[int, ...] = ()) -> tuple[int, ...]:
     """The target's greedy continuation by transformers' generate."""
     inputs = torch.tensor([prompt])
-    out = model_of(kind, dtype).generate(
+    out = model_of(kind).generate(
         inputs,
         attention_mask=torch.ones_like(inputs),
         do_sample=False,
@@ -94,17 +78,11 @@ def test_greedy_decoding_equals_generate(kind: str, policy: str) -> None:
     """Catches any token that differs from the target's own greedy decoding, with end ids that occur and without."""
     num_drafted = num_accepted = 0
     for prompt in PROMPTS:
-        free = own_greedy(kind, prompt)
-        out = decoder_of(kind, policy).generate(prompt, temperature=0.0, max_tokens=NUM_TOKENS)
-        assert out.tokens == free
-        assert out.finish_reason == "length"
-        num_drafted += out.metrics.num_draft_tokens
-        num_accepted += out.metrics.num_accepted_draft_tokens
-        ends = (1, end_within(free))
-        stopped = own_greedy(kind, prompt, ends)
-        out = decoder_of(kind, policy, ends).generate(prompt, temperature=0.0, max_tokens=NUM_TOKENS)
-        assert out.tokens == stopped
-        assert out.finish_reason == "eos"
+        for ends, reason in (((), "length"), ((1, end_within(own_greedy(kind, prompt))), "eos")):
+            out = decoder_of(kind, policy, ends).generate(prompt, temperature=0.0, max_tokens=NUM_TOKENS)
+            assert (out.tokens, out.finish_reason) == (own_greedy(kind, prompt, ends), reason)
+            num_drafted += out.metrics.num_draft_tokens
+            num_accepted += out.metrics.num_accepted_draft_tokens
     assert 0 < num_accepted < num_drafted, "the comparison is vacuous"
 
 
@@ -127,42 +105,8 @@ def test_a_draft_that_equals_the_target_is_always_accepted(kind: str, verificati
         assert [r.num_accepted for r in out.steps] == [5] * 6
 
 
-def first_difference(a: tuple[int, ...], b: tuple[int, ...]) -> int | None:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
-
-
 @torch.inference_mode()
-def test_bfloat16_flips_only_where_two_logits_nearly_tie() -> None:
-    """Catches a real error that bf16 would excuse: every first flip must be a near-tie of the target's own bf16 logits.
-
-    bf16 keeps 8 significant bits, so that logits near the maximum m lie at most a step of m * 2**-7 apart, and a pass
-    over several tokens sums in another order than a pass over one: the two sides of a comparison may each be a step or
-    so off. Three steps (2.3 % of m) are allowed; 264 runs showed 8 flips, of none or one step. An error of logic shows
-    as a gap of the size of the logits' spread, half of m or more.
-    """
-    flips = []
-    for kind in KINDS:
-        decoder = Decoder(pair_of(kind, torch.bfloat16), policy=Fixed(k=4))
-        for prompt in PROMPTS:
-            own = own_greedy(kind, prompt, dtype=torch.bfloat16)
-            out = decoder.generate(prompt, temperature=0.0, max_tokens=NUM_TOKENS)
-            at = first_difference(own, out.tokens)
-            if at is None:
-                continue
-            context = torch.tensor([[*prompt, *own[:at]]])
-            logits = model_of(kind, torch.bfloat16)(input_ids=context, use_cache=False).logits[0, -1].float()
-            step = float(logits.max()) * 2**-7
-            behind = [float(logits.max() - logits[tokens[at]]) / step for tokens in (own, out.tokens)]
-            flips.append((kind, prompt, at, behind))
-            assert max(behind) <= 3, flips
-    assert len(flips) < len(KINDS) * len(PROMPTS) / 4, flips
-
-
-# Sampling
-
-
-@torch.inference_mode()
-def exact_distribution(model: Any, prompt: tuple[int, ...], num_tokens: int) -> np.ndarray:
+def exact_distribution(model: Any, prompt: Sequence[int], num_tokens: int) -> np.ndarray:
     """P(x_1..x_n | prompt) of a model at temperature 1 [V, ..., V], from its logits in float64."""
     distribution = np.ones(())
     for _ in range(num_tokens):
@@ -196,6 +140,5 @@ def test_sampled_answers_follow_the_distribution_of_the_target(verification: Any
     with unchecked():
         for seed in range(num):
             counts[decoder.generate((3,), max_tokens=3, seed=seed).tokens] += 1
-    assert counts.sum() == num
     assert chi_square(counts, exact_distribution(target, (3,), 3)) > 5e-5
     assert chi_square(counts, exact_distribution(draft, (3,), 3)) < 1e-12

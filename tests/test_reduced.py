@@ -1,13 +1,14 @@
 """A draft whose vocabulary is reduced at load: q over a list and the text's own tokens, the output exact all the same."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from distributions import distribution_of, finish, unchecked
@@ -15,6 +16,7 @@ from engine_cases import MANNERS, RULES, VOCAB, Models, models_of
 from kinds import needs_compiler
 from test_engines import same
 from test_native_kinds import QUANTISED, pair
+from test_real_models import exact_distribution
 
 import specdecpp as sd
 from specdecpp.backends import NativeModel
@@ -23,9 +25,8 @@ from specdecpp.backends.trimmed import TextTokens
 from specdecpp.errors import BackendError
 from specdecpp.loading import vocabulary
 from specdecpp.policies import Fixed
-from specdecpp.sampling import streams
 from specdecpp.session import Session
-from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.verify import TokenVerification
 
 pytestmark = needs_compiler
@@ -41,9 +42,6 @@ class Small(TextTokens):
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdecpp.backends.trimmed.TextTokens", Small)
-
-
-# --- the text's own tokens -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -74,19 +72,16 @@ def test_what_is_scored_depends_on_the_text_alone(seed: int) -> None:
 def test_new_tokens_are_scored_and_many_of_them_call_for_all() -> None:
     """Catches a token of the text that stays out, one too many that is kept, and a foreign text that is taken for none, or that
     stays one for good."""
-    text = Small(bytes([1] * 4 + [0] * 8))
-    text.read([0, 1, 9, 2, 9, 3], 0)
-    text.settle()
-    assert (text.ids, text.is_foreign) == ([9], False)
-    text.read([8, 7, 9, 6], 6)
-    text.settle()
-    assert (text.ids, text.is_foreign) == ([6, 7, 8], True)
-    text.read([0, 1, 2, 3], 10)
-    text.settle()
-    assert (text.ids, text.is_foreign) == ([6, 7, 8], False)
-
-
-# --- the engine and the specification --------------------------------------------------------------------------------------
+    text, length = Small(bytes([1] * 4 + [0] * 8)), 0
+    for tokens, expected in (
+        ([0, 1, 9, 2, 9, 3], ([9], False)),
+        ([8, 7, 9, 6], ([6, 7, 8], True)),
+        ([0, 1, 2, 3], ([6, 7, 8], False)),
+    ):
+        text.read(tokens, length)
+        text.settle()
+        length += len(tokens)
+        assert (text.ids, text.is_foreign) == expected
 
 
 @cache
@@ -96,26 +91,30 @@ def reduced(listed: range) -> Models:
     return found
 
 
-@pytest.fixture(params=LISTS, ids=len)
-def models(request: pytest.FixtureRequest) -> Models:
-    return reduced(request.param)
+@cache
+def trimmed() -> Models:
+    """The draft's own config names the tokens that it scores."""
+    found, target = copy(models_of("native")), tiny_model("llama", seed=1, head_dim=16, vocab_size=VOCAB)
+    draft = tiny_draft(target, noise=0.4)
+    draft.config.output_ids = [*range(2, VOCAB, 3), 7]
+    found.draft = NativeModel(draft, num_threads=1)
+    return found
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("policy", "manner"), [case for i, case in enumerate(product(RULES, MANNERS)) if i % 4 == 0 or case[0] == "cost-aware"]
 )
-def test_steps_are_those_of_the_host(policy: str, manner: str, models: Models) -> None:
+@pytest.mark.parametrize("made", [trimmed, *(partial(reduced, listed) for listed in LISTS)])
+def test_steps_are_those_of_the_host(made: Callable[[], Models], policy: str, manner: str) -> None:
     """Catches a logit under another token, a draw in another order than that of the ids, a text's token that only one of both
     scores, and tokens of another request of the batch."""
-    rule, (sampling, verification) = RULES[policy], MANNERS[manner]
-    own, hosts = (
-        [
-            models.session(rule, sampling, verification, seed=seed, by_host=by_host, prompt=[3, 5, 70 - seed, 9, 69, 9])
-            for seed in range(3)
-        ]
-        for by_host in (False, True)
-    )
+
+    def session(seed: int, by_host: bool) -> Session:
+        prompt = [3, 5, 70 - seed, 9, 69, 9]
+        return made().session(RULES[policy], *MANNERS[manner], seed=seed, by_host=by_host, prompt=prompt)
+
+    own, hosts = ([session(seed, by_host) for seed in range(3)] for by_host in (False, True))
     with unchecked():
         same(own, hosts)
 
@@ -139,27 +138,18 @@ def test_rows_that_are_copied_have_the_bits_of_the_whole_layer(kind: str, activa
     if activations != "float32" and (kind not in QUANTISED or not library().native_has_dots()):
         pytest.skip("nothing is rounded there")
     _, model = pair({"": kind}, activations=activations, vocab_size=90)
-    reduced, rows = model.reduced([0, 3, 4, 31, 32, 50, 66, 67, 88]), {}
-    for draft in (model, reduced):
-        session = Session(
-            target=model.new_cache(),
-            draft=draft.new_cache(),
-            policy=Fixed(1),
-            verification=TokenVerification(),
-            sampling=sd.Sampling(),
-            prompt=[1, 7, 89, 20],
-            max_tokens=2,
-            randomness=streams(0),
-        )
-        session.watch = lambda plan, result, draft=draft: rows.setdefault(draft, result.rows)
+    listed, prompt, rows = [0, 3, 4, 31, 32, 50, 66, 67, 88], [1, 7, 89, 20], []
+    for draft in (model, model.reduced(listed)):
+        models = copy(models_of("native"))
+        models.target, models.draft = model, draft
+        session = models.session(Fixed(1), sd.Sampling(), prompt=prompt, ends=())
+        session.watch = lambda plan, result: rows.append(result.rows.q[0])
         session.prefill()
         session.step()
-    scored = [0, 3, 4, 7, 20, 31, 32, 50, 66, 67, 88, 89]  # 1 is the text's too
-    scored = sorted({1, *scored})
-    q = rows[model].q[0, scored]
-    found = rows[reduced].q[0]
+    whole, found = rows
+    scored = sorted({*listed, *prompt})
     assert found.nonzero()[:, 0].tolist() == scored
-    torch.testing.assert_close(found[scored], q / q.sum(), rtol=2e-5, atol=0)
+    torch.testing.assert_close(found[scored], whole[scored] / whole[scored].sum(), rtol=2e-5, atol=0)
 
 
 @pytest.mark.usefixtures("small")
@@ -170,9 +160,6 @@ def test_a_row_knows_the_text_up_to_it() -> None:
     cache = draft.new_cache()
     for row, token in zip(together, text, strict=True):
         assert torch.equal(cache.extend([token], rows=1)[0][0], row)
-
-
-# --- exactness -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small")
@@ -197,14 +184,8 @@ def test_the_output_has_the_targets_distribution(listed: list[int]) -> None:
         finish(session)
         return tuple(session.tokens[3:])
 
-    def own() -> Iterator[tuple[tuple[int, int], float]]:
-        first = p.new_cache().extend(prompt, rows=1)[0][0].double().softmax(-1)
-        for a in range(6):
-            second = p.new_cache().extend([*prompt, a], rows=1)[0][0].double().softmax(-1)
-            yield from (((a, b), float(first[a] * second[b])) for b in range(6))
-
-    found = distribution_of(run)
-    assert found == pytest.approx(dict(own()), abs=1e-6)
+    expected = dict(np.ndenumerate(exact_distribution(target, prompt, 2)))
+    assert distribution_of(run) == pytest.approx(expected, abs=1e-5)
 
 
 def test_greedy_answers_and_seeds_stay_what_they_are() -> None:
@@ -227,26 +208,14 @@ def test_greedy_answers_and_seeds_stay_what_they_are() -> None:
     ]
 
 
-# --- loading ---------------------------------------------------------------------------------------------------------------
-
-
 def loaded(names: tuple[Path, Path], *, backend: str = "native", draft_vocabulary: Any = "auto") -> Any:
     return sd.load_pair(names[0], draft=names[1], backend=backend, draft_vocabulary=draft_vocabulary)
-
-
-def saved(folder: Path) -> tuple[Path, Path]:
-    """A pair whose heads are wide enough for compiled code."""
-    target = tiny_model("llama", hidden_size=64, seed=1)
-    for name, model in (("target", target), ("draft", tiny_draft(target))):
-        model.save_pretrained(folder / name)
-        tiny_tokenizer(64).save_pretrained(folder / name)
-    return folder / "target", folder / "draft"
 
 
 def test_a_pair_is_loaded_with_a_reduced_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a list that is not taken, costs of one vocabulary that are taken for those of another, and "auto" that reduces
     what gains nothing."""
-    names = saved(tmp_path)
+    names = save_tiny_pair(tmp_path, hidden_size=64)
     whole, some = loaded(names), loaded(names, draft_vocabulary=20)
     assert whole.draft.subset is None
     assert sum(some.draft.listed) == 20
@@ -262,7 +231,7 @@ def test_a_pair_is_loaded_with_a_reduced_vocabulary(tmp_path: Path, monkeypatch:
 
 def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:
     """Catches a number that is passed over in silence."""
-    names = saved(tmp_path)
+    names = save_tiny_pair(tmp_path, hidden_size=64)
     with pytest.raises(BackendError, match="Name a draft"):
         loaded(names, backend="lean", draft_vocabulary=20)
     for wrong in (0, True, "all", 1.5):

@@ -190,9 +190,9 @@ def tiny_tokenizer(vocab_size: int = 64) -> Any:
     )
 
 
-def save_tiny_pair(folder: Path, *, kind: str = "llama", vocab_size: int = 64) -> tuple[Path, Path]:
+def save_tiny_pair(folder: Path, *, kind: str = "llama", vocab_size: int = 64, **config: Any) -> tuple[Path, Path]:
     """Write a tiny random target of one kind, its draft and their tokenizer under `folder`; the two paths."""
-    tokenizer, target = tiny_tokenizer(vocab_size), tiny_model(kind, vocab_size=vocab_size, seed=1)
+    tokenizer, target = tiny_tokenizer(vocab_size), tiny_model(kind, vocab_size=vocab_size, seed=1, **config)
     for role, model in (("target", target), ("draft", tiny_draft(target))):
         model.save_pretrained(folder / role)
         tokenizer.save_pretrained(folder / role)

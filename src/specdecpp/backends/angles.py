@@ -20,10 +20,6 @@ class Angles:
     def __init__(self, rotary: Any, *, dtype: torch.dtype, kind: str | None = None, head_size: int | None = None):
         """`kind` is `families.View.angles`; `head_size` where not all of a head is turned."""
         found = frequencies(rotary, kind)
-        if found.is_meta:
-            with torch.device("cpu"):
-                rotary = type(rotary)(rotary.config)
-            found = frequencies(rotary, kind)
         self._frequencies = found.detach().float().clone()
         self._scaling = float(getattr(rotary, f"{kind}_attention_scaling" if kind else "attention_scaling"))
         self._rest, self._dtype = (head_size or 2 * len(found)) - 2 * len(found), dtype

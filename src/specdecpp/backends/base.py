@@ -17,7 +17,12 @@ from specdecpp.errors import BackendError
 
 @runtime_checkable
 class Model(Protocol):
-    """A model: weights, and how its forward pass is run."""
+    """A model: weights, and how its forward pass is run.
+
+    The class of a backend makes one of a model of transformers, `LeanModel(model, vocab_size=None, probe=True)`: of V =
+    `vocab_size` tokens (None: all that the output layer has), and with `probe` compared with transformers first. It raises
+    `BackendError` for a model that it cannot run; its static `refusal(model)` gives the reason beforehand, None without one.
+    """
 
     vocab_size: int
     """V: rows of logits that are used (padded rows are cut off)."""

@@ -1,7 +1,7 @@
 """The table of backends: a new one is a folder, an import and a line here.
 
-A backend is a model class (`base.Model`) with a static `refusal(model)`: why it cannot run a model of transformers, or None.
-Where it also runs the halves of a step faster than `step.Host`, the specification, it brings an engine.
+A backend is the class of a model (`base.Model`). Where it also runs the halves of a step faster than `step.Host`, the
+specification, it brings an engine.
 """
 
 from typing import Any, NamedTuple

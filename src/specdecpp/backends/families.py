@@ -144,6 +144,9 @@ class Sketch:
     def of(cls, model: Any) -> "Sketch":
         """The sketch of a model that `refusal` does not refuse."""
         rotary, family = model.model.rotary_emb, described(model)
+        if any(buffer.is_meta for buffer in rotary.buffers()):
+            with torch.device("cpu"):
+                rotary = type(rotary)(rotary.config)
         found: dict[str, Any] = {"rope_type": rotary.rope_type}
         for kind in {view.angles for view in family.views}:
             start = f"{kind}_" if kind else ""

@@ -4,12 +4,11 @@ A small model's step is bound by the number of operations that are dispatched, n
 hundred per layer and token. This backend computes the same function on the same weights with about thirty: projections joined
 (q, k, v; gate, up), residuals added within the product, angles from a table, keys and values written in place.
 
-It takes what `families` describes (Llama, Mistral, Qwen2, Qwen3, Phi-3, Gemma 3), on one device and with unquantised weights.
-`LeanModel.refusal` names what stands against it; such a model is run by `EagerModel`. A layer with a sliding window keeps all
-positions and reads those of its window, so that a rollback is exact.
+It takes what `families` describes, on one device and with unquantised weights. A layer with a sliding window keeps all positions
+and reads those of its window, so that a rollback is exact.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -22,8 +21,8 @@ from torch import Tensor
 from specdecpp.backends import families, trimmed
 from specdecpp.backends import probe as probing
 from specdecpp.backends.angles import Angles
-from specdecpp.backends.base import check_rollback
-from specdecpp.backends.eager import EagerCache, EagerModel
+from specdecpp.backends.base import Cache, check_rollback
+from specdecpp.backends.eager import EagerModel
 from specdecpp.errors import BackendError
 
 _ROOM = 256  # positions a cache grows by
@@ -84,11 +83,12 @@ class _Layer:
     view: int
 
 
-class LeanCache(EagerCache):
+class LeanCache(Cache):
     """One sequence of a `LeanModel`: keys and values [kv heads, positions, head size] of each layer."""
 
     def __init__(self, model: "LeanModel"):
         super().__init__(model)
+        self.length = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -182,18 +182,17 @@ class LeanModel(EagerModel):
         seen: list[_Seen] = []
         for first, view, angles in zip(firsts, self.family.views, self._angles, strict=True):
             seen.append((*angles.at(start, end), _mask(n, end - first, view.window, x)))
-        x = self._through(x, self._attending(seen, partial(self._put, cache, start, end, firsts)))
+
+        def put(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            """Rows into the cache of layer i; all of it from where the layer's view begins."""
+            cache.keys[i][:, start:end] = k
+            cache.values[i][:, start:end] = v
+            first = firsts[self._layers[i].view]
+            return cache.keys[i][:, first:end], cache.values[i][:, first:end]
+
+        x = self._through(x, self._attending(seen, put))
         cache.length = end
         return x
-
-    def _put(
-        self, cache: LeanCache, start: int, end: int, firsts: Sequence[int], i: int, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Rows into the cache of layer i, at start to end; all of it from where the layer's view begins."""
-        cache.keys[i][:, start:end] = k
-        cache.values[i][:, start:end] = v
-        first = firsts[self._layers[i].view]
-        return cache.keys[i][:, first:end], cache.values[i][:, first:end]
 
     def _through(self, x: Float[Tensor, "n D"], attend: Attend) -> Float[Tensor, "n D"]:
         """All layers, over embeddings."""

@@ -35,10 +35,7 @@ LONGEST_S = 600.0
 
 def compiler() -> tuple[str, ...] | None:
     """The C++ compiler and its arguments: that of CXX, else the first of c++, g++ and clang++ that is there."""
-    try:
-        given = shlex.split(os.environ.get("CXX", ""))
-    except ValueError:  # a quote that does not end
-        return None
+    given = shlex.split(os.environ.get("CXX", ""))
     for name, *rest in [given] if given else [["c++"], ["g++"], ["clang++"]]:
         if path := shutil.which(name):
             return (path, *rest)

@@ -1,7 +1,7 @@
 """A grammar along the draft tokens of compiled code, which asks behind every token that it draws."""
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +12,13 @@ from specdecpp.grammar import Matcher
 _Follow = ctypes.CFUNCTYPE(None)
 
 
-class Columns(NamedTuple):
-    """Memory for the draft tokens of a step: ids, q of each, the estimates, and rows [K V] of q (logits where it is greedy)."""
+class Columns:
+    """Memory for draft tokens of a step: ids, q of each, estimates, sums of min(p, q), rows [K V] of q (greedily: logits)."""
 
-    tokens: Any
-    confidence: Any
-    accept: Any
-    rows: Tensor
+    def __init__(self, num: int, vocab_size: int):
+        self.tokens: Any = (ctypes.c_int64 * num)()
+        self.confidence, self.accept, self.overlaps = ((ctypes.c_double * num)() for _ in range(3))
+        self.rows = torch.empty(num, vocab_size)
 
 
 class Following:
@@ -59,14 +59,14 @@ class Following:
 
     def _add(self) -> None:
         """Add the tokens that are forced now; fill in what is allowed at these places and the next."""
-        task, grammar, (tokens, confidence, accept, rows) = self._task, self._grammar, self._columns
+        task, grammar, columns = self._task, self._grammar, self._columns
         forced = grammar.forced()[: max(0, self._room - task.num)] if self._skips else []
         for token in forced:
             k = task.num
             self.allowed[k] = grammar.allowed()
-            rows[k] = -torch.inf if self._is_greedy else 0.0
-            rows[k, token] = 0.0 if self._is_greedy else 1.0
-            tokens[k], confidence[k], accept[k] = token, 1.0, 1.0
+            columns.rows[k] = -torch.inf if self._is_greedy else 0.0
+            columns.rows[k, token] = 0.0 if self._is_greedy else 1.0
+            columns.tokens[k], columns.confidence[k], columns.accept[k] = token, 1.0, 1.0
             grammar.push(token)
             task.num = k + 1
         self.allowed[task.num] = grammar.allowed()

@@ -53,8 +53,8 @@ _SIGNATURES = {
     "native_common": "int: pointer pointer",
     "native_share": "void: pointer pointer int",
     "native_extend_both": "void: pointer int pointer pointer int pointer pointer int int int",
-    "native_propose": "void: pointer int pointer pointer int pointer",
-    "native_verify": "void: pointer int pointer pointer int",
+    "native_propose": "void: pointer int pointer int pointer",
+    "native_verify": "void: pointer int pointer int",
     "native_draw": "long: pointer long double",
     "native_distribution": "void: pointer int pointer pointer",
     "native_judge": "double: pointer pointer long int pointer pointer int float",
@@ -105,7 +105,7 @@ class Filters(ctypes.Structure):
 class Drafting(ctypes.Structure):
     """Inputs and outputs of `native_propose` (`step.h`)."""
 
-    _fields_ = _fields("pointer", "unread ends uniforms least head more allowed follow tokens rows confidence accept")
+    _fields_ = _fields("pointer", "seq unread ends uniforms least head more allowed follow tokens rows confidence accept")
     _fields_ += _fields("double", "forward_s head_s value bias slope")
     _fields_ += _fields("int", "why num drawn read num_unread num_ends start limit most evidence judges_by_q scores")
     _fields_ += [("sampling", Filters)]
@@ -114,7 +114,7 @@ class Drafting(ctypes.Structure):
 class Verifying(ctypes.Structure):
     """Inputs and outputs of `native_verify` (`step.h`)."""
 
-    _fields_ = _fields("pointer", "tokens uniforms q allowed logits overlaps") + _fields("long", "next")
+    _fields_ = _fields("pointer", "seq tokens uniforms q allowed logits overlaps") + _fields("long", "next")
     _fields_ += _fields("double", "forward_s") + _fields("int", "num_accepted num_tokens num start verification")
     _fields_ += [("sampling", Filters)]
 

@@ -1,8 +1,7 @@
 """Known families on a CPU: a pass is one call of compiled code, which reads every weight once for all rows.
 
-Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks. Sums are in float32; where the
-processor has products of whole numbers, what is multiplied with quantised blocks is rounded first: to 16 bits, which changes a
-logit by 1e-4 of its size, as another order of summing does, or to 8 bits. The bits of a row do not depend on the other rows.
+Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks. Sums are in float32. The bits of a
+row do not depend on the other rows.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ from specdecpp.backends.base import Cache, check_rollback, scored_rows
 from specdecpp.backends.eager import max_length
 from specdecpp.backends.native import library
 from specdecpp.backends.native.library import Drafting, PassPart, Verifying
-from specdecpp.backends.native.weights import DTYPES, TABLES, Subset, Weights, values_of
+from specdecpp.backends.native.weights import DTYPES, TABLES, Subset, Values, Weights, values_of
 from specdecpp.errors import BackendError
 from specdecpp.sampling import inverted
 
@@ -96,8 +95,7 @@ class NativeCache(Cache):
 
     def fork(self, length: int) -> "NativeCache":
         """A copy of the first `length` tokens."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot copy {length} tokens: the cache holds {self.length}")
+        check_rollback(length, self.length)
         other = NativeCache(self.model)
         other.num_skipped = min(length, self.num_skipped)
         other.text = self.text and self.text.fork(length)
@@ -134,8 +132,9 @@ class NativeModel:
     may then be on the meta device; without `probe` a `families.Sketch` will do for the model.
 
     `activations` say how what is multiplied with quantised weights is rounded: "int16" (the default where the processor has
-    products of whole numbers), "float32" not at all, "int8" to bytes as llama.cpp does: quicker with many rows, and as far from
-    float32 as bfloat16 is (docs/how-it-works.md). Whichever it is, its distribution is then decoded exactly.
+    products of whole numbers) changes a logit by 1e-4 of its size, as another order of summing does; "float32" not at all;
+    "int8" rounds to bytes as llama.cpp does: quicker with many rows, and as far from float32 as bfloat16 is
+    (docs/how-it-works.md). Whichever it is, its distribution is then decoded exactly.
 
     Raises `BackendError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
     those of transformers.
@@ -153,15 +152,13 @@ class NativeModel:
     ):
         if reason := self.refusal(model, is_stored=stored is not None):
             raise BackendError(f"{type(model).__name__} cannot be run by compiled code: {reason}. Use EagerModel.")
-        family = families.described(model)
-        is_sketch = isinstance(model, families.Sketch)
-        rows = model.num_rows if is_sketch else int(model.get_output_embeddings().weight.shape[0])
-        self.vocab_size = scored_rows(vocab_size, rows, type(model).__name__)
-        self.output_ids = trimmed.of(model.config, vocab_size=self.vocab_size)
+        sketch = model if isinstance(model, families.Sketch) else families.Sketch.of(model)
+        self.vocab_size = scored_rows(vocab_size, sketch.num_rows, type(model).__name__)
+        self.output_ids = trimmed.of(sketch.config, vocab_size=self.vocab_size)
         self.listed: bytes | None = None
         self.subset: Subset | None = None
-        self.hidden_size = family.width
-        self.max_length = max_length(model.config)
+        self.hidden_size = sketch.family.width
+        self.max_length = max_length(sketch.config)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.num_threads = num_threads or torch.get_num_threads()
         has_dots = library.library().native_has_dots()
@@ -169,11 +166,10 @@ class NativeModel:
         if self.activations != "float32" and not has_dots:
             raise BackendError("this processor has no products of whole numbers (AVX2 or wider). Use activations='float32'.")
         self.weights = Weights(
-            model,
-            family,
+            sketch,
+            Values(model, stored),
             vocab_size=self.vocab_size,
             output_ids=self.output_ids,
-            stored=stored,
             rounds_to=_BYTES[self.activations],
         )
         if probe:
@@ -330,15 +326,14 @@ class NativeModel:
             cache.held = task.start + task.num_tokens
 
     def _run(self, name: str, caches: Sequence[NativeCache], tasks: Sequence[Any], nums: Sequence[int], *more: Any) -> None:
-        weights, num = self.weights, len(tasks)
-        for cache, task in zip(caches, tasks, strict=True):
-            task.start = cache.held
-        ends = [cache.held + most for cache, most in zip(caches, nums, strict=True)]
+        """Call compiled code for tasks that read up to so many tokens of each cache."""
+        weights = self.weights
         with _LOCK:
-            weights.see_to(max(ends))
-            memories = [cache.room_for(end) for cache, end in zip(caches, ends, strict=True)]
-            given = (ctypes.c_void_p * num)(*memories), (ctypes.c_void_p * num)(*map(ctypes.addressof, tasks))
-            getattr(weights.lib, name)(weights.handle, self.num_threads, *given, num, *more)
+            for cache, task, num in zip(caches, tasks, nums, strict=True):
+                task.seq, task.start = cache.room_for(cache.held + num), cache.held
+                weights.see_to(cache.held + num)
+            pointers = (ctypes.c_void_p * len(tasks))(*map(ctypes.addressof, tasks))
+            getattr(weights.lib, name)(weights.handle, self.num_threads, pointers, len(tasks), *more)
 
     def check_ids(self, tokens: list[int]) -> None:
         """Raise ValueError for ids that the embedding does not have."""

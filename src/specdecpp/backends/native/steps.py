@@ -248,11 +248,11 @@ class _DraftedSteps(_Steps):
             return None
         unread = plan.tokens[self.draft.length :]
         self.draft.settle(unread)
-        unread += self._tokens[: task.num]
+        unread += self._columns.tokens[: task.num]
         if len(unread) > 2:
             self.draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
-        if limit > len(self._tokens):
+        if limit > len(self._columns.tokens):
             self._make_room(limit)
         if self._following is None and (self._rule is not rule or task.limit != limit):
             self._follow(rule, limit)
@@ -267,12 +267,11 @@ class _DraftedSteps(_Steps):
         task, decision = self._drafting, plan.decision
         rule: Any = decision.rule
         most = max(decision.limit, decision.max_with_forced)
-        if most > len(self._tokens):
+        if most > len(self._columns.tokens):
             self._make_room(most)
         self._follow(rule, most)
-        columns = Columns(self._tokens, self._confidence, self._accept, self._rows)
         grammar: Any = plan.request.grammar
-        following.begin(grammar, columns, limit=decision.limit, room=decision.max_with_forced)
+        following.begin(grammar, self._columns, limit=decision.limit, room=decision.max_with_forced)
         if task.num and rule.evidence is Evidence.SURVIVAL and self._judges:
             task.value = math.prod(rule.read([1.0] * task.num))
         if task.num and rule.evidence is Evidence.NEGATIVE_ENTROPY:
@@ -280,13 +279,11 @@ class _DraftedSteps(_Steps):
 
     def _make_room(self, limit: int) -> None:
         """Have memory for so many draft tokens; what an earlier step wrote there is over."""
-        self._rows = torch.empty(limit, self.draft.vocab_size)
-        self._tokens = (ctypes.c_int64 * limit)()
-        self._confidence, self._accept, self._overlaps = ((ctypes.c_double * limit)() for _ in range(3))
-        task = self._drafting
-        task.tokens, task.confidence, task.accept = map(ctypes.addressof, (self._tokens, self._confidence, self._accept))
-        task.rows = self._verifying.q = self._rows.data_ptr()
-        self._verifying.overlaps = ctypes.addressof(self._overlaps)
+        self._columns = columns = Columns(limit, self.draft.vocab_size)
+        task, verifying = self._drafting, self._verifying
+        task.tokens, task.confidence, task.accept = map(ctypes.addressof, (columns.tokens, columns.confidence, columns.accept))
+        task.rows = verifying.q = columns.rows.data_ptr()
+        verifying.overlaps = ctypes.addressof(columns.overlaps)
 
     def _follow(self, rule: Any, limit: int) -> None:
         """Put a rule into the draft's call; it may be that of many steps."""
@@ -305,7 +302,7 @@ class _DraftedSteps(_Steps):
         if not self._sampling.is_greedy:
             self._draws.take(task.drawn)
         is_dropped = self._drops and task.num > 0 and task.why == STOPPED
-        self._verified = self._tokens[: task.num - is_dropped]
+        self._verified = self._columns.tokens[: task.num - is_dropped]
         return self._asked(plan, self._verified)
 
     def _allowed_after(self, plan: Plan, tokens: list[int]) -> torch.Tensor | None:
@@ -328,18 +325,18 @@ class _DraftedSteps(_Steps):
             self._verified,
             q_rows=lambda: self._q(num_verified),
             stop=self._stop(plan),
-            q=self._confidence[:num_verified] if reads_q else (),
-            judged=self._accept[: min(num_judged, num_verified)] if self._judges else (),
+            q=self._columns.confidence[:num_verified] if reads_q else (),
+            judged=self._columns.accept[: min(num_judged, num_verified)] if self._judges else (),
             draft_s=max(0.0, draft_s - task.head_s),
             head_s=task.head_s,
             verify_s=verify_s,
             forward_s=task.forward_s + self._verifying.forward_s,
-            overlaps=self._overlaps[:num_tested] if self._has_overlaps else (),
+            overlaps=self._columns.overlaps[:num_tested] if self._has_overlaps else (),
         )
 
     def _q(self, num: int) -> torch.Tensor:
         """q of the first draft tokens; under greedy drafting softmaxes."""
-        drawn = self._rows[:num]
+        drawn = self._columns.rows[:num]
         return drawn.softmax(-1) if self._sampling.is_greedy else drawn.clone()
 
 

@@ -7,6 +7,7 @@ that the compiled code does not know become float32.
 import ctypes
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdecpp.backends.angles import Angles
-from specdecpp.backends.families import Family, Layer, Sketch
+from specdecpp.backends.families import Layer, Sketch
 from specdecpp.backends.native.library import library
 from specdecpp.errors import BackendError
 
@@ -48,23 +49,15 @@ class _Shape(ctypes.Structure):
 class Weights:
     """The weights of a model, and its tables of angles. Raises `MemoryError`, `BackendError` where nothing can be compiled."""
 
-    def __init__(
-        self,
-        model: Any,
-        family: Family,
-        *,
-        vocab_size: int,
-        output_ids: Tensor | None = None,
-        stored: Mapping[str, Any] | None = None,
-        rounds_to: int = 0,
-    ):
-        self.lib, self.family = library(), family
+    def __init__(self, sketch: Sketch, values: "Values", *, vocab_size: int, output_ids: Tensor | None, rounds_to: int):
+        self.lib, self.family = library(), sketch.family
+        family, size = self.family, self.family.head_size
         shape = _Shape(
             layers=len(family.layers),
             width=family.width,
             heads=family.heads,
             kv_heads=family.kv_heads,
-            size=family.head_size,
+            size=size,
             rotary=family.rotary_size,
             hidden=family.hidden,
             vocab=vocab_size,
@@ -76,11 +69,10 @@ class Weights:
         )
         self.handle = self.lib.native_new(ctypes.byref(shape))
         if not self.handle:
-            raise MemoryError(f"there is no memory for the weights of {type(model).__name__}")
+            raise MemoryError("there is no memory for the weights of a model")
         self.idle: list[int] = []
         """Caches that nobody uses: memory that is new to a process is slow to write for the first time."""
         weakref.finalize(self, _freed, self.lib, self.handle, self.idle)
-        values = _Values(model, stored)
         for i, layer in enumerate(family.layers):
             self._add_layer(i, layer, values)
         self._norm(_ENDS, "last", values.vector(family.norm))
@@ -93,11 +85,10 @@ class Weights:
         if ids is not None:
             narrow = ids.astype(np.int32)
             self.lib.native_output_ids(self.handle, narrow.ctypes.data, len(narrow))
-        self.bytes_per_position = 2 * 4 * len(family.layers) * family.kv_heads * family.head_size
+        self.bytes_per_position = 2 * 4 * len(family.layers) * family.kv_heads * size
         """Bytes of a cache: keys and values in float32."""
-        rotary = model.rotary if isinstance(model, Sketch) else model.model.rotary_emb
-        size = family.head_size
-        self._angles = [Angles(rotary, dtype=torch.float32, kind=view.angles, head_size=size) for view in family.views]
+        table = partial(Angles, sketch.rotary, dtype=torch.float32, head_size=size)
+        self._angles = [table(kind=view.angles) for view in family.views]
         self._tables: list[tuple[Tensor, Tensor]] = []
         self._common: weakref.WeakKeyDictionary[Weights, int] = weakref.WeakKeyDictionary()
         self._lies_with: list[Weights] = []
@@ -131,7 +122,7 @@ class Weights:
         for i, (cos, sin) in enumerate(self._tables):
             self.lib.native_angles(self.handle, i, cos.data_ptr(), sin.data_ptr())
 
-    def _add_layer(self, i: int, layer: Layer, values: "_Values") -> None:
+    def _add_layer(self, i: int, layer: Layer, values: "Values") -> None:
         family = self.family
         sizes = [num * family.head_size for num in (family.heads, family.kv_heads, family.kv_heads)]
         biases: tuple[Tensor | None, ...] = (None,) * 3
@@ -198,7 +189,7 @@ def _freed(lib: Any, handle: int, idle: list[int]) -> None:
     lib.native_free(handle)
 
 
-class _Values:
+class Values:
     """Parameters by name, of a model or as they are stored."""
 
     def __init__(self, model: Any, stored: Mapping[str, Any] | None):

@@ -35,6 +35,7 @@ struct Inputs {
   const int32_t* starts;
 };
 
+#if HAS_DOTS
 // x times a factor to the nearest whole number.
 static inline Ints rounded(Vec x, float factor) {
   Vec shifted = x * factor + 12582912.0f;  // the sum's last bits are the nearest integer
@@ -47,18 +48,16 @@ static inline void put_bytes(int8_t* to, Ints whole) {
 }
 static inline void put_words(int8_t* to, Ints whole) {
   typedef int16_t Narrow __attribute__((vector_size(LANES * 2)));
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   const Ints order = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
   Narrow narrow = __builtin_convertvector(Ints(_mm512_permutexvar_epi32(bits_as<__m512i>(order), bits_as<__m512i>(whole))), Narrow);
-#elif defined(__AVX2__)
+#else
   const Ints order = {0, 2, 1, 3, 4, 6, 5, 7};
   Narrow narrow = __builtin_convertvector(Ints(_mm256_permutevar8x32_epi32(bits_as<__m256i>(whole), bits_as<__m256i>(order))), Narrow);
-#else
-  Narrow narrow;
-  for (int i = 0; i < LANES; ++i) narrow[i] = int16_t(whole[i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i]);
 #endif
   std::memcpy(to, &narrow, sizeof narrow);
 }
+#endif
 
 // A thread's own room for them.
 struct Room {
@@ -66,8 +65,9 @@ struct Room {
   std::vector<int8_t> codes;
   std::vector<int32_t> starts;
 
-  // Of n rows of x, for a matrix of codes and all that read alike; rounded to so many bytes, or not where it is 0.
+  // Of n rows of x, for a matrix and all that read alike; for codes rounded to so many bytes, or not where it is 0.
   Inputs inputs(const Matrix& m, const float* x, int n, int width) {
+    if (!m.is_coded()) return {x, nullptr, nullptr, Codes::NONE, n, nullptr, nullptr};
     size_t groups = m.num_groups(), size = n * groups;
     Codes form = width == 0 ? Codes::NONE : width == 1 ? Codes::BYTES : n <= FEW ? Codes::PLANES : Codes::WORDS;
     if (sums.size() < size) sums.resize(size), scales.resize(size), starts.resize(size);
@@ -80,12 +80,14 @@ struct Room {
  private:
   void round(const Matrix& m, const float* x, Codes form, size_t place) {
     int group = m.group;
-    Vec sum{}, most{};
-    for (int i = 0; i < group && form == Codes::NONE; i += LANES) sum += at(x + i);
     if (form == Codes::NONE) {
+      Vec sum{};
+      for (int i = 0; i < group; i += LANES) sum += at(x + i);
       sums[place] = total(sum);
       return;
     }
+#if HAS_DOTS
+    Vec most{};
     for (int i = 0; i < group; i += LANES) {
       Vec size = floats(bits_as<Words>(at(x + i)) & 0x7fffffffu);
       most = size > most ? size : most;
@@ -102,6 +104,7 @@ struct Room {
     }
     int32_t whole = total(wholes);
     scales[place] = scale, starts[place] = -m.zero * whole, sums[place] = scale * float(whole);
+#endif
   }
 };
 

@@ -33,11 +33,6 @@ bool native_matrix(Model* m, int layer, int role, int kind, const uint8_t* rows,
   return to;
 }
 
-// Rows of a kind with codes as float32 [out, in]; false for other kinds.
-bool native_unpack(int kind, const uint8_t* rows, int out, int in, int64_t stride, float* to, int threads) {
-  return unpack(kind, rows, out, in, stride, to, threads);
-}
-
 // Which tokens the rows of the output layer are of [num], in rising order; without it row i is of token i.
 void native_output_ids(Model* m, const int32_t* ids, int num) { m->output_ids.assign(ids, ids + num); }
 

@@ -13,28 +13,34 @@ enum Kind {
   IQ4_NL = 20, IQ4_XS = 23, BF16 = 30
 };
 
-struct Layout {
-  int kind, block, bytes;  // weights of a block, and its bytes
-  Form form;
-  int group, bits, zero;
-  bool has_levels, has_offset;
+// How rows of a kind lie in a file, in blocks of so many weights and bytes, and in panels.
+struct Stored {
+  int kind, block, bytes;
+  Layout layout;
 };
 
-static const Layout LAYOUTS[] = {
-    {F32, 1, 4, Form::WHOLE, 0, 0, 0, false, false},       {F16, 1, 2, Form::FLOAT16, 0, 0, 0, false, false},
-    {BF16, 1, 2, Form::HALF, 0, 0, 0, false, false},       {Q4_0, 32, 18, Form::CODES, 32, 4, 8, false, false},
-    {Q4_1, 32, 20, Form::CODES, 32, 4, 0, false, true},    {Q5_0, 32, 22, Form::CODES, 32, 5, 16, false, false},
-    {Q5_1, 32, 24, Form::CODES, 32, 5, 0, false, true},    {Q8_0, 32, 34, Form::CODES, 32, 8, 128, false, false},
-    {Q2_K, 256, 84, Form::CODES, 16, 4, 0, true, true},    {Q3_K, 256, 110, Form::CODES, 16, 4, 4, true, false},
-    {Q4_K, 256, 144, Form::CODES, 32, 4, 0, true, true},   {Q5_K, 256, 176, Form::CODES, 32, 5, 0, true, true},
-    {Q6_K, 256, 210, Form::CODES, 16, 6, 32, true, false}, {IQ4_NL, 32, 18, Form::CODES, 32, 8, 128, false, false},
-    {IQ4_XS, 256, 136, Form::CODES, 32, 8, 128, true, false},
+static const Stored STORED[] = {
+    {F32, 1, 4, {Form::WHOLE}},
+    {F16, 1, 2, {Form::FLOAT16}},
+    {BF16, 1, 2, {Form::HALF}},
+    {Q4_0, 32, 18, {Form::CODES, 32, 4, 8}},
+    {Q4_1, 32, 20, {Form::CODES, 32, 4, 0, false, true}},
+    {Q5_0, 32, 22, {Form::CODES, 32, 5, 16}},
+    {Q5_1, 32, 24, {Form::CODES, 32, 5, 0, false, true}},
+    {Q8_0, 32, 34, {Form::CODES, 32, 8, 128}},
+    {Q2_K, 256, 84, {Form::CODES, 16, 4, 0, true, true}},
+    {Q3_K, 256, 110, {Form::CODES, 16, 4, 4, true}},
+    {Q4_K, 256, 144, {Form::CODES, 32, 4, 0, true, true}},
+    {Q5_K, 256, 176, {Form::CODES, 32, 5, 0, true, true}},
+    {Q6_K, 256, 210, {Form::CODES, 16, 6, 32, true}},
+    {IQ4_NL, 32, 18, {Form::CODES, 32, 8, 128}},
+    {IQ4_XS, 256, 136, {Form::CODES, 32, 8, 128, true}},
 };
 
-// Null for a kind that is not known here.
-static const Layout* layout_of(int kind) {
-  for (const Layout& layout : LAYOUTS)
-    if (layout.kind == kind) return &layout;
+// Null for a kind that is not known here, or rows that are no whole blocks.
+static const Stored* stored_as(int kind, int in) {
+  for (const Stored& stored : STORED)
+    if (stored.kind == kind && in % stored.block == 0) return &stored;
   return nullptr;
 }
 
@@ -130,72 +136,53 @@ static void read_block(int kind, const uint8_t* b, Block& to) {
 // The codes of a group of all outputs of a panel, those of output o from `codes` + o * sizeof(Block) on.
 template <int BITS>
 static void put_codes(const uint8_t* codes, int group, uint8_t* to) {
-  auto four = [&](int o, int quad) { return word(codes + o * sizeof(Block) + 4 * quad); };
-  auto put = [](uint8_t* at, uint32_t w) { std::memcpy(at, &w, 4); };
-  for (int half = 0; half < 2; ++half, codes += LANES * sizeof(Block)) {
-    uint32_t high[LANES] = {};
+  for (int o = 0; o < PANEL; ++o, codes += sizeof(Block)) {
+    auto put = [&](int place, uint32_t w) { std::memcpy(to + 4 * (place * PANEL + o), &w, 4); };
+    uint32_t high = 0;
     for (int quad = 0; quad < group / 4; quad += BITS == 8 ? 1 : 2) {
-      uint8_t* at = to + 4 * LANES * ((BITS == 8 ? 2 * quad : quad) + half);
-      for (int o = 0; o < LANES; ++o, at += 4) {
-        if (BITS == 8) {
-          put(at, four(o, quad));
-          continue;
-        }
-        uint32_t first = four(o, quad), second = four(o, quad + 1);
-        put(at, (first & 0x0f0f0f0fu) | (second & 0x0f0f0f0fu) << 4);
-        high[o] |= (first >> 4 & 0x03030303u) << quad * (BITS - 4) | (second >> 4 & 0x03030303u) << (quad + 1) * (BITS - 4);
+      uint32_t first = word(codes + 4 * quad);
+      if (BITS == 8) {
+        put(quad, first);
+        continue;
       }
+      uint32_t second = word(codes + 4 * quad + 4);
+      put(quad / 2, (first & 0x0f0f0f0fu) | (second & 0x0f0f0f0fu) << 4);
+      high |= (first >> 4 & 0x03030303u) << quad * (BITS - 4) | (second >> 4 & 0x03030303u) << (quad + 1) * (BITS - 4);
     }
-    for (int o = 0; o < LANES && BITS != 4 && BITS != 8; ++o) put(to + 4 * (LANES * (group / 4 + half) + o), high[o]);
+    if (BITS == 5 || BITS == 6) put(group / 8, high);
   }
 }
 
-// Block b of a panel, of all its outputs.
-static void put_blocks(const Matrix& m, uint8_t* panel, int b, const Block* blocks) {
-  uint8_t* block = panel + b * m.block_bytes();
+// A block of all outputs of a panel.
+static void put_block(const Matrix& m, const Block* blocks, uint8_t* to) {
+  uint8_t *levels = to + m.scales_bytes(), *groups = to + m.before_codes();
+  int num = m.groups_of_block();
   for (int o = 0; o < PANEL; ++o) {
-    std::memcpy(block + 2 * o, &blocks[o].scale, 2);
-    if (m.has_offset) std::memcpy(block + 2 * (PANEL + o), &blocks[o].offset, 2);
-  }
-  for (int i = 0; i < m.groups_of_block(); ++i) {
-    int g = b * m.groups_of_block() + i;
-    uint8_t *levels = panel + levels_at(m, g, 0), *to = panel + codes_at(m, g);
-    for (int o = 0; o < PANEL && m.has_levels; ++o) {
-      levels[o] = uint8_t(blocks[o].levels[i]);
-      if (m.has_offset) levels[PANEL + o] = uint8_t(blocks[o].offset_levels[i]);
+    std::memcpy(to + 2 * o, &blocks[o].scale, 2);
+    if (m.has_offset) std::memcpy(to + 2 * (PANEL + o), &blocks[o].offset, 2);
+    for (int i = 0; i < num && m.has_levels; ++i) {
+      uint8_t* of_group = levels + i * PANEL * (1 + m.has_offset) + o;
+      of_group[0] = uint8_t(blocks[o].levels[i]);
+      if (m.has_offset) of_group[PANEL] = uint8_t(blocks[o].offset_levels[i]);
     }
-    const uint8_t* codes = blocks[0].codes + i * m.group;
-    (m.bits == 4 ? put_codes<4> : m.bits == 5 ? put_codes<5> : m.bits == 6 ? put_codes<6> : put_codes<8>)(codes, m.group, to);
   }
+  auto put = m.bits == 4 ? put_codes<4> : m.bits == 5 ? put_codes<5> : m.bits == 6 ? put_codes<6> : put_codes<8>;
+  for (int i = 0; i < num; ++i) put(blocks[0].codes + i * m.group, m.group, groups + i * m.group_bytes());
 }
 
-// Every `num`th value of a panel, from `first` on, is that of the next input; those of the row lie `skip` apart.
+// A row without codes, whose values lie `apart`, into the panel at `to`.
 template <class Value>
-static void scatter(const uint8_t* row, int in, int skip, uint8_t* panel, int first, int num) {
-  for (int i = 0; i < in; ++i) std::memcpy(panel + sizeof(Value) * (first + size_t(i) * num), row + sizeof(Value) * i * skip, sizeof(Value));
-}
-
-static void put_plain(const Matrix& m, uint8_t* panel, int o, const uint8_t* row, bool is_wide) {
-  if (m.form == Form::WHOLE) return scatter<uint32_t>(row, m.in, 1, panel, o, PANEL);
-  if (m.form == Form::FLOAT16) return scatter<uint16_t>(row, m.in, 1, panel, o, PANEL);
-  scatter<uint16_t>(row + 2 * is_wide, m.in, 1 + is_wide, panel, o % LANES * 2 + o / LANES, PANEL);
-}
-
-// What a matrix [out, in] of a kind is like. False where the kind or the width cannot be.
-static bool shaped(Matrix& m, int kind, int out, int in) {
-  const Layout* layout = layout_of(kind);
-  if (!layout || in % layout->block) return false;
-  m.out = out, m.in = in, m.form = layout->form, m.group = layout->group, m.bits = layout->bits, m.zero = layout->zero;
-  m.has_levels = layout->has_levels, m.has_offset = layout->has_offset;
-  return true;
+static void put_plain(const Matrix& m, const uint8_t* row, size_t apart, uint8_t* to) {
+  for (int i = 0; i < m.in; ++i) std::memcpy(to + i * m.step(), row + i * apart, sizeof(Value));
 }
 
 // Rows [out, in] of a kind, `stride` bytes apart, as panels in the arena, by several threads. float32 that bfloat16 has too is kept in
 // that form, which is half as much to read and gives the same bits in every sum. False where there is no memory, or the kind or the
 // width cannot be.
 static bool pack(Matrix& m, Arena& arena, int kind, const uint8_t* rows, int out, int in, size_t stride, int threads) {
-  if (!shaped(m, kind, out, in)) return false;
-  const Layout* layout = layout_of(kind);
+  const Stored* stored = stored_as(kind, in);
+  if (!stored) return false;
+  static_cast<Layout&>(m) = stored->layout, m.out = out, m.in = in;
   if (kind == F32) {
     uint16_t low = 0;
     for (int o = 0; o < out && !low; ++o)
@@ -205,41 +192,43 @@ static bool pack(Matrix& m, Arena& arena, int kind, const uint8_t* rows, int out
   uint8_t* panels = arena.take(m.bytes());
   if (!panels) return false;
   m.panels = panels;
+  size_t size = m.step() / PANEL;
+  auto put = size == 4 ? put_plain<uint32_t> : put_plain<uint16_t>;
   together(threads, [&](int t, int threads, Barrier&) {
     Share share(m.num_panels(), t, threads);
     Block blocks[PANEL] = {};  // zeros where a panel has more places than there are outputs
-    int num_blocks = m.is_coded() ? in / layout->block : 0;
     for (int p = share.begin; p < share.end; ++p) {
       uint8_t* panel = panels + p * m.panel_bytes();
       const uint8_t* first = rows + size_t(p) * PANEL * stride;
       int num = std::min(PANEL, out - p * PANEL);
-      for (int o = 0; o < num && !m.is_coded(); ++o) put_plain(m, panel, o, first + o * stride, kind == F32);
-      for (int b = 0; b < num_blocks; ++b) {
-        for (int o = 0; o < num; ++o) read_block(kind, first + o * stride + b * layout->bytes, blocks[o]);
-        put_blocks(m, panel, b, blocks);
+      for (int o = 0; o < num && !m.is_coded(); ++o)  // of a float32 that becomes bfloat16 the last bytes
+        put(m, first + o * stride + stored->bytes - size, stored->bytes, panel + size * m.lane(o));
+      for (int b = 0; b < m.num_blocks(); ++b) {
+        for (int o = 0; o < num; ++o) read_block(kind, first + o * stride + b * stored->bytes, blocks[o]);
+        put_block(m, blocks, panel + b * m.block_bytes());
       }
     }
   });
   return true;
 }
 
-// The same rows as float32 [out, in], by the formula of their kind and not by way of panels.
-static bool unpack(int kind, const uint8_t* rows, int out, int in, size_t stride, float* to, int threads) {
-  const Layout* layout = layout_of(kind);
-  if (!layout || layout->form != Form::CODES || in % layout->block) return false;
+// The same rows as float32 [out, in], by the formula of their kind and not by way of panels; false for kinds without codes.
+extern "C" bool native_unpack(int kind, const uint8_t* rows, int out, int in, int64_t stride, float* to, int threads) {
+  const Stored* stored = stored_as(kind, in);
+  if (!stored || stored->layout.form != Form::CODES) return false;
+  const Layout& layout = stored->layout;
   together(threads, [&](int t, int threads, Barrier&) {
     Share share(out, t, threads);
     Block block;
     for (int o = share.begin; o < share.end; ++o)
-      for (int b = 0; b < in / layout->block; ++b) {
-        read_block(kind, rows + o * stride + b * layout->bytes, block);
-        for (int g = 0; g < layout->block / layout->group; ++g) {
+      for (int b = 0; b < in / stored->block; ++b) {
+        read_block(kind, rows + o * stride + b * stored->bytes, block);
+        float* values = to + size_t(o) * in + b * stored->block;
+        for (int first = 0, g = 0; first < stored->block; first += layout.group, ++g) {
           float scale = from_half(block.scale), offset = from_half(block.offset);
-          if (layout->has_levels) scale *= float(block.levels[g]);
-          if (layout->has_levels && layout->has_offset) offset *= -float(block.offset_levels[g]);
-          const uint8_t* codes = block.codes + g * layout->group;
-          float* at = to + size_t(o) * in + b * layout->block + g * layout->group;
-          for (int i = 0; i < layout->group; ++i) at[i] = scale * float(codes[i] - layout->zero) + offset;
+          if (layout.has_levels) scale *= float(block.levels[g]);
+          if (layout.has_levels && layout.has_offset) offset *= -float(block.offset_levels[g]);
+          for (int i = first; i < first + layout.group; ++i) values[i] = scale * float(block.codes[i] - layout.zero) + offset;
         }
       }
   });

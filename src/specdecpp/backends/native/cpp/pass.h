@@ -148,10 +148,7 @@ static void pass(Model& m, int threads, Part* parts, int num_parts, const int64_
   together(threads, [&](int t, int threads, Barrier& barrier) {
     Model::Own& own = m.own[t];
     float* h = own.h.data();
-    // What products with a matrix, and with others of its group, read of x.
-    auto read = [&](const Matrix& w, const float* x, int n) {
-      return w.is_coded() ? own.room.inputs(w, x, n, s.rounds_to) : Inputs{x, nullptr, nullptr, Codes::NONE, n, nullptr, nullptr};
-    };
+    auto read = [&](const Matrix& w, const float* x, int n) { return own.room.inputs(w, x, n, s.rounds_to); };
     // The thread's share of x W for several matrices over one x, each into its part of y [n, stride].
     auto into = [&](std::initializer_list<const Matrix*> matrices, const float* x, int n, float* y, size_t stride, bool adds) {
       int num = 0, before = 0;

@@ -4,8 +4,7 @@
 
 #include "sums.h"
 
-#if defined(__AVX512BW__) || defined(__AVX2__) && !defined(__AVX512F__)
-#define HAS_DOTS 1
+#if HAS_DOTS
 #if defined(__AVX512BW__)
 #define WIDE(name) _mm512_##name
 typedef __m512i Wide;
@@ -141,6 +140,4 @@ static void rounded_sums(const Matrix& m, const Inputs& x, const Store& put, int
   for (int r = 0; r < N; ++r) put(panel, row + r, sums[r][0], sums[r][1]);
 }
 #undef WIDE
-#else
-#define HAS_DOTS 0
 #endif

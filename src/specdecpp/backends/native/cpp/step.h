@@ -25,6 +25,7 @@ enum { TOKEN, BLOCK, COMPARE };  // verifications
 
 // Inputs and outputs of native_propose. With a `limit` of 0 the draft only reads `unread`.
 struct Drafting {
+  Sequence* seq;
   const int64_t *unread, *ends;
   const double *uniforms, *least;
   const Head* head;
@@ -45,6 +46,7 @@ struct Drafting {
 };
 // Inputs and outputs of native_verify. With a `num` of -1 the target only reads `tokens`.
 struct Verifying {
+  Sequence* seq;
   const int64_t* tokens;   // those the target has not read, then the draft tokens
   const double* uniforms;  // one for each draft token, and one for the token that follows
   const float* q;
@@ -113,19 +115,18 @@ struct Merged {
 struct Drawing {
   Drafting& d;
   const Model& m;
-  Sequence* seq;
-  int vocab, size;
   const int32_t* ids;  // of the tokens that are scored; null: all of them
-  int listed;          // how many of them the call's output layer has
-  Merged merged;       // these and the request's own
-  const int64_t* pending;
-  int n, start;
-  bool is_drawn, spreads, reads_q;
+  int size, listed;    // how many these are, and how many of them the call's output layer has
+  int vocab = m.s.vocab;
+  Merged merged;  // the tokens of the call's output layer and the request's own
+  const int64_t* pending = d.unread;
+  int n = d.num_unread, start = d.start;
+  bool is_drawn = d.sampling.temperature > 0, spreads, reads_q;
   float scalars[4] = {};  // of the last draft token
   Seen seen;
 
-  Drawing(Drafting& d, const Model& m, Sequence* seq, const Output& output)
-      : d(d), m(m), seq(seq), vocab(m.s.vocab), size(output.num()), ids(output.ids), listed(size), pending(d.unread), n(d.num_unread), start(d.start), is_drawn(d.sampling.temperature > 0), seen(d.sampling) {
+  Drawing(Drafting& d, const Model& m, const Output& output)
+      : d(d), m(m), ids(output.ids), size(output.num()), listed(size), seen(d.sampling) {
     if (d.more) {
       merged.merge(ids, size, d.more->ids.data(), d.more->rows.out);
       size = int(merged.ids.size()), ids = merged.ids.data();
@@ -159,8 +160,7 @@ struct Drawing {
     static thread_local Room room;
     const Matrix& rows = d.more->rows;
     own.resize(rows.out), joined.resize(size);
-    Inputs inputs = rows.is_coded() ? room.inputs(rows, state, 1, m.s.rounds_to) : Inputs{state, nullptr, nullptr, Codes::NONE, 1, nullptr, nullptr};
-    product(rows, inputs, 1, 0, rows.num_panels(), Store{own.data(), own.size(), rows.out});
+    product(rows, room.inputs(rows, state, 1, m.s.rounds_to), 1, 0, rows.num_panels(), Store{own.data(), own.size(), rows.out});
     merged.values(x, listed, own.data(), joined.data());
     return joined.data();
   }
@@ -219,14 +219,14 @@ struct Drawing {
 };
 
 // Draft tokens of `count` requests, a pass of the draft for all that go on. With a `subset` q is 0 for all but its tokens.
-extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting** tasks, int count, const Subset* subset) {
+extern "C" void native_propose(Model* m, int threads, Drafting** tasks, int count, const Subset* subset) {
   const Shape& s = m->s;
   const Output output = subset ? subset->output() : m->output();
   static thread_local std::vector<float> logits, states;
   static thread_local std::vector<int64_t> tokens;
   std::vector<Drawing> all;
   all.reserve(count);
-  for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], *m, seqs[i], output);
+  for (int i = 0; i < count; ++i) all.emplace_back(*tasks[i], *m, output);
   std::vector<Drawing*> on;
   std::vector<Part> parts;
   for (bool is_first = true;; is_first = false) {
@@ -236,7 +236,7 @@ extern "C" void native_propose(Model* m, int threads, Sequence** seqs, Drafting*
       if (!draws && !(is_first && one.d.limit == 0)) continue;
       if (draws) on.push_back(&one);
       one.d.read += one.n;
-      parts.push_back({one.seq, one.start, one.n, draws, 0});
+      parts.push_back({one.d.seq, one.start, one.n, draws, 0});
       tokens.insert(tokens.end(), one.pending, one.pending + one.n);
     }
     int num = int(on.size());
@@ -308,12 +308,12 @@ static int accepted(const Verifying& v, float* x, const int64_t* drafted, int vo
       ++count;
       continue;
     }
-    float heads = w = std::min(1.0f, w * ratio);
+    float chance = w = std::min(1.0f, w * ratio);  // that as many as these are accepted, and not fewer
     if (i + 1 < v.num) {
       float missing = float(residual(p, q + vocab, w, vocab, rest.data()));
-      heads = missing + (1 - w) > 0 ? missing / (missing + (1 - w)) : 0.0f;
+      chance = missing + (1 - w) > 0 ? missing / (missing + (1 - w)) : 0.0f;
     }
-    if (v.uniforms[i] < heads) count = i + 1, carry = w;
+    if (v.uniforms[i] < chance) count = i + 1, carry = w;
   }
   p = x + size_t(count) * vocab;
   bool is_drawn_anew = count < v.num && residual(p, v.q + size_t(count) * vocab, carry, vocab, rest.data()) > 0;
@@ -333,7 +333,7 @@ static int agreed(const Verifying& v, float* x, const int64_t* drafted, int voca
 }
 
 // The target's pass over the draft tokens of some requests, and their acceptance tests.
-extern "C" void native_verify(Model* m, int threads, Sequence** seqs, Verifying** tasks, int count) {
+extern "C" void native_verify(Model* m, int threads, Verifying** tasks, int count) {
   size_t vocab = m->s.vocab;
   static thread_local std::vector<float> logits;
   static thread_local std::vector<int64_t> tokens;
@@ -342,7 +342,7 @@ extern "C" void native_verify(Model* m, int threads, Sequence** seqs, Verifying*
   tokens.clear();
   for (int i = 0; i < count; ++i) {
     Verifying& v = *tasks[i];
-    parts.push_back({seqs[i], v.start, v.num_tokens, v.num + 1, 0}), rows.push_back(rows.back() + v.num + 1);
+    parts.push_back({v.seq, v.start, v.num_tokens, v.num + 1, 0}), rows.push_back(rows.back() + v.num + 1);
     tokens.insert(tokens.end(), v.tokens, v.tokens + v.num_tokens);
   }
   if (logits.size() < rows.back() * vocab) logits.resize(rows.back() * vocab);

@@ -126,6 +126,30 @@ struct Scales {
   }
 };
 
+// The weights of output o, [in]: what a lookup of an embedding reads, from the vectors that hold them for the whole panel.
+static void row_of(const Matrix& m, int o, float* to) {
+  const uint8_t* at_input = m.panel(o / PANEL);
+  int half = o % PANEL / LANES, lane = o % LANES;
+  for (int i = 0; i < m.in && !m.is_coded(); ++i, at_input += m.step()) {
+    Vec found[2];
+    (m.form == Form::WHOLE ? Whole::read : m.form == Form::HALF ? Half::read : Float16::read)(at_input, found[0], found[1]);
+    to[i] = found[half][lane];
+  }
+  for (int g = 0; g < m.num_groups(); ++g) {
+    const uint8_t* block = m.panel(o / PANEL) + g / m.groups_of_block() * m.block_bytes();
+    int in_block = g % m.groups_of_block();
+    Scales scales;
+    scales.read(m, block, in_block);
+    Words codes[MOST_GROUP / 2];
+    expand(m, block + m.before_codes() + in_block * m.group_bytes(), codes);
+    float scale = scales.scale[half][lane], offset = m.has_offset ? scales.offset[half][lane] : 0;
+    for (int i = 0; i < m.group; ++i) {
+      int code = codes[i / 4 * 2 + half][lane] >> i % 4 * 8 & 255;
+      to[g * m.group + i] = scale * float(code - m.zero) + offset;
+    }
+  }
+}
+
 // The sums of a matrix of codes, whose weights are scale * (code - zero) + offset: sums of codes times values, and for each group
 // scale times that.
 template <int N>

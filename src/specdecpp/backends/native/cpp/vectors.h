@@ -12,7 +12,7 @@
 #include <arm_neon.h>
 #endif
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
 constexpr int LANES = 16, ROWS = 12;  // floats of a register; rows whose sums of two registers each still fit
 #elif defined(__AVX__)
 constexpr int LANES = 8, ROWS = 6;
@@ -20,6 +20,12 @@ constexpr int LANES = 8, ROWS = 6;
 constexpr int LANES = 4, ROWS = 6;
 #endif
 constexpr int PANEL = 2 * LANES;
+// Whether products of whole numbers are to be had.
+#if defined(__AVX2__)
+#define HAS_DOTS 1
+#else
+#define HAS_DOTS 0
+#endif
 
 typedef float Vec __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4)));
@@ -77,24 +83,22 @@ static inline float total(Vec v) {
   for (int i = 0; i < LANES; ++i) sum += v[i];
   return sum;
 }
+#if HAS_DOTS
 static inline int32_t total(Ints v) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return _mm512_reduce_add_epi32(bits_as<__m512i>(v));
-#elif defined(__AVX2__)
+#else
   __m256i all_of = bits_as<__m256i>(v);
   __m128i four = _mm_add_epi32(_mm256_castsi256_si128(all_of), _mm256_extracti128_si256(all_of, 1));
   four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-#else
-  int32_t sum = 0;
-  for (int i = 0; i < LANES; ++i) sum += v[i];
-  return sum;
 #endif
 }
+#endif
 
 // The largest of its places.
 static inline float largest(Vec v) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return _mm512_reduce_max_ps(bits_as<__m512>(v));
 #elif defined(__AVX__)
   __m256 all_of = bits_as<__m256>(v);
@@ -117,7 +121,7 @@ static inline float from_half(uint16_t half) {
 
 // LANES float16 values.
 static inline Vec halves(const uint8_t* p) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return Vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 #elif defined(__F16C__)
   return Vec(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -134,7 +138,7 @@ static inline Vec halves(const uint8_t* p) {
 
 // LANES signed bytes.
 static inline Vec bytes(const uint8_t* p) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return Vec(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
 #else
   Vec v;
