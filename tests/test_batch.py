@@ -83,8 +83,8 @@ def test_of_prompts_that_are_read_alone_one_is_read_in_a_step() -> None:
     decoder = Decoder(pair, policy=Fixed(k=2))
     ready, first, second = (decoder.start(prompt, seed=0, max_tokens=9) for prompt in ([5], [8] * 6, [9] * 4))
     told = [[type(outcome).__name__ for outcome in step([ready, first, second], most=3)] for _ in range(4)]
-    assert told[:2] == [["Step", "Read", "NoneType"]] * 2
-    assert told[2:] == [["Step", "Step", "Read"], ["Step", "Step", "Step"]]
+    assert told[:2] == [["Step", "Reading", "NoneType"]] * 2
+    assert told[2:] == [["Step", "Step", "Reading"], ["Step", "Step", "Step"]]
 
 
 LONG = [[3 + (i * i + n) % 60 for i in range(length)] for n, length in enumerate((90, 1, 2, 33, 61, 5))]

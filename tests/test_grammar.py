@@ -43,7 +43,7 @@ RULES: dict[str, dict[str, dict[int, str]]] = {
 }
 
 
-class Automaton:
+class Automaton(Matcher):
     """A matcher that is a table: the tokens that may follow in each state, and the states after them."""
 
     SIZE = 4

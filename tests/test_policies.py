@@ -104,7 +104,7 @@ def test_greedy_drafting_is_judged_by_the_unwarped_softmax():
     assert [draft.confidence(i) for i in range(3)] == pytest.approx([float(p.max()) for p in distributions])
     assert draft.cumulative_confidence == pytest.approx(math.prod(float(p.max()) for p in distributions))
     assert draft.entropy(-1) == pytest.approx(-float((distributions[-1] * distributions[-1].log()).sum()))
-    assert draft.q == [None] * 3
+    assert draft.is_greedy
 
 
 def test_sampled_draft_tokens_are_judged_by_the_distribution_they_came_from():
@@ -243,7 +243,7 @@ def test_dropping_removes_one_draft_token_with_all_that_is_known_of_it(min_token
     assert draft.cumulative_confidence == pytest.approx(math.prod(confidences))
     draft = drafted(HALF, FIFTH)
     assert draft.cumulative_confidence == pytest.approx(0.1)
-    draft.drop_last()
+    draft.cut(1)
     assert draft.cumulative_confidence == pytest.approx(0.5)
     draft.append(HALF[0], q=torch.tensor(HALF[1]))
     assert draft.cumulative_confidence == pytest.approx(0.25)

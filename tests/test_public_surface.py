@@ -189,15 +189,10 @@ def test_the_package_imports_nothing_of_its_own_until_it_is_asked_for() -> None:
     ]
 
 
-def test_every_error_is_in_the_tree_and_in_its_drawing() -> None:
-    """Catches an error that `except SpecdecError` misses, or that the drawing at the top of the file forgets."""
+def test_every_error_is_one_of_ours_and_public() -> None:
+    """Catches an error that `except SpecdecError` misses."""
     found = {name: e for name, e in vars(errors).items() if inspect.isclass(e) and e.__module__ == errors.__name__}
     assert "SpecdecError" in found
-    drawing = errors.__doc__ or ""
     for name, error in found.items():
         assert issubclass(error, errors.SpecdecError)
         assert name in specdecpp.__all__ or name == "MissingExtraError"
-        line = next((line for line in drawing.splitlines() if name in line), "")
-        assert line, f"{name} is not drawn"
-        for base in error.__bases__:
-            assert base in (errors.SpecdecError, Exception) or f"({base.__name__})" in line

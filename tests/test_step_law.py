@@ -156,7 +156,7 @@ BATCHES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-class NoRepeats:
+class NoRepeats(Matcher):
     """A grammar without an end: no token comes twice in a row, though a text may have any."""
 
     is_over = False

@@ -23,13 +23,17 @@ ROWS = 256
 
 @dataclass(slots=True)
 class Reading:
-    """Tokens of a prompt that the models of a request are to read, nothing being decided: `target` ids by the one, `draft` ids
-    by the other, either of them none. `took_s` becomes the request's share of the passes, in seconds."""
+    """A piece of a prompt, which the models of a request read, nothing being decided: `target` ids by the one, `draft` ids by
+    the other, either of them none. `took_s` becomes the request's share of the passes, in seconds."""
 
     request: Request
     target: list[int]
     draft: list[int]
     took_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return max(len(self.target), len(self.draft))
 
     def by_both(self, least: int = 1) -> bool:
         """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
@@ -55,15 +59,9 @@ class Reading:
         self.took_s = perf_counter() - started
 
 
-@dataclass(frozen=True)
-class Read:
-    """A piece of a prompt that was read: its tokens, and the request's share of the passes in seconds."""
-
-    num_tokens: int
-    seconds: float
-
-
-def step(sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = None) -> "list[Step | Read | Exception | None]":
+def step(
+    sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = None
+) -> "list[Step | Reading | Exception | None]":
     """Take one step of requests that have not ended. The outcome of each, in order: a step, or what was read of its prompt.
 
     Passes that requests share read up to `rows` tokens of their prompts; a request that reads alone reads up to `most` (None:
@@ -71,9 +69,7 @@ def step(sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = 
     pass fails, nothing has been decided, and each request is run by itself.
     """
     sharing = [session for session in sessions if session.engine.has_batches]
-    outcomes: dict[Session, Any] = {}
-    if sharing:
-        outcomes = _shared(sharing, rows)
+    outcomes: dict[Session, Any] = _shared(sharing, rows) if sharing else {}
     has_read = False
     for session in sessions:
         if session in outcomes:
@@ -81,7 +77,7 @@ def step(sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = 
         if not session.num_unread:
             outcomes[session] = _tried(session.step)
         elif not has_read:
-            outcomes[session], has_read = _tried(_read, session, most), True
+            outcomes[session], has_read = _tried(session.read, most), True
     return [outcomes.get(session) for session in sessions]
 
 
@@ -90,10 +86,10 @@ def outcome_of(session: "Session") -> "Step | None":
     (outcome,) = step([session])
     if isinstance(outcome, Exception):
         raise outcome
-    return None if isinstance(outcome, Read) else outcome
+    return None if isinstance(outcome, Reading) else outcome
 
 
-def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Step | Read | Exception]":
+def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Step | Reading | Exception]":
     """A step of requests that share passes; one by one where that fails."""
     reading = [session for session in sessions if session.num_unread]
     on = [session for session in sessions if session not in reading]
@@ -105,12 +101,12 @@ def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Step | R
     for session in sessions:
         session.rewind()
     alone: dict[Session, Any] = {session: _tried(session.step) for session in on}
-    return alone | {session: _tried(_read, session, max(1, rows // len(reading))) for session in reading}
+    return alone | {session: _tried(session.read, max(1, rows // len(reading))) for session in reading}
 
 
 def decode(
     sessions: "Sequence[Session]", reading: "Sequence[Session]" = (), *, rows: int = ROWS
-) -> "dict[Session, Step | Read | Exception]":
+) -> "dict[Session, Step | Reading | Exception]":
     """A step of each of `sessions`, and pieces of the prompts of `reading`. Seconds are each request's share.
 
     An exception stands in place of a step that could not be committed: a matter of that request alone. What fails before, in
@@ -126,7 +122,9 @@ def decode(
         of = [i for i, session in enumerate(sessions) if session.engine is engine]
         beside = [session for session in reading if session.engine is engine]
         results.update(zip(of, engine.run([plans[i] for i in of], [pieces[one] for one in beside]), strict=True))
-    outcomes: dict[Session, Any] = {session: _noted(session, piece) for session, piece in pieces.items()}
+    outcomes: dict[Session, Any] = dict(pieces)
+    for session, piece in pieces.items():
+        session.prefill_s += piece.took_s
     decided = [_tried(session.commit, plans[i], results[i]) for i, session in enumerate(sessions)]
     for i, session in enumerate(sessions):
         session.prefill_s += results[i].once_s
@@ -146,17 +144,6 @@ def shares(sessions: "Sequence[Session]", rows: int) -> list[Reading]:
         nums[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
         left -= nums[session]
     return [session.reading(nums[session]) for session in sessions]
-
-
-def _noted(session: "Session", piece: Reading) -> Read:
-    session.prefill_s += piece.took_s
-    return Read(max(len(piece.target), len(piece.draft)), piece.took_s)
-
-
-def _read(session: "Session", most: int | None) -> Read:
-    num, seconds = session.num_unread, session.prefill_s
-    session.prefill(most)
-    return Read(num - session.num_unread, session.prefill_s - seconds)
 
 
 def _tried(do: Callable[..., Any], *args: Any) -> Any:

@@ -150,7 +150,7 @@ class Either:
         decision = plan.decision.of(policy.copies, memory.copies, FREE)
         copied = Plan(copies, plan.tokens, decision, copied_costs(costs), plan.wants_rows)
         found = propose(copied)
-        if found[0].tokens and policy.prefers_copies(memory, found[0].judged, costs):
+        if found.tokens and policy.prefers_copies(memory, found.judged, costs):
             (result,) = self._copying.run([replace(copied, found=found)])
             result.expected_s, result.extra = copied_costs(costs).step_s(result.num_drafted), COPIED
             self._behind[plan.request] = True
