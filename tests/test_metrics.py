@@ -2,21 +2,14 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
 
 import pytest
-from distributions import Request, finish
 
-from specdecpp.metrics import Metrics
-from specdecpp.policies import Fixed
+from specdecpp.metrics import Metrics, Piece, Step
 from specdecpp.policies.protocol import LIMIT
-from specdecpp.sampling import streams
-from specdecpp.session import Piece, Step
-from specdecpp.testing import TableModel
-from specdecpp.verify import TokenVerification
 
 RATES = ("mean_acceptance_length", "draft_acceptance_rate", "discard_rate", "verification_rate", "tokens_per_second")
 
@@ -36,15 +29,6 @@ def a_step(num_drafted, num_accepted, *, is_cut=False, **seconds):
         finish_reason=None,
         **times,
     )
-
-
-def sessions():
-    """The steps of real sessions, some of which end on an accepted draft token."""
-    target = TableModel.random(vocab_size=4, depth=2, seed=1)
-    request = Request(target=target, draft=TableModel.random(vocab_size=4, depth=2, seed=2), max_tokens=12, ends=(3,))
-    for seed in range(20):
-        session = request.session(Fixed(k=3), TokenVerification(), streams(seed))
-        yield session, finish(session)
 
 
 def test_sums_and_rates_of_known_steps():
@@ -70,28 +54,11 @@ def test_sums_and_rates_of_known_steps():
     assert metrics.time_shares == pytest.approx(shares), "the prompt is read in the other time"
 
 
-def test_every_token_is_accepted_or_the_targets_own():
-    """Catches drafted tokens that go missing: N = accepted + steps, less one where the end was itself accepted."""
-    is_cut_seen = set()
-    for session, steps in sessions():
-        metrics = Metrics.of(steps)
-        is_cut = steps[-1].pieces[-1].origin == "accepted"
-        is_cut_seen.add(is_cut)
-        assert metrics.num_tokens == len(session.tokens) - session.num_prompt_tokens
-        assert metrics.num_tokens == metrics.num_accepted_draft_tokens + metrics.num_spec_steps - is_cut
-        assert sum(n * count for n, count in metrics.acceptance_histogram.items()) == metrics.num_accepted_draft_tokens
-        assert metrics.acceptance_histogram.total() == metrics.num_spec_steps
-    assert is_cut_seen == {True, False}
-
-
 def test_adding_pools_steps():
     """Catches rates that are averaged over requests instead of pooled, and a histogram that is overwritten."""
-    requests = [steps for _, steps in sessions()]
+    requests = [a_step(4, 4, draft_s=1.0), a_step(2, 0)], [a_step(4, 2, is_cut=True, verify_s=2.0, head_s=0.5)], [a_step(4, 4)]
     pooled = reduce(add, (Metrics.of(steps, prefill_s=0.5, num_prompt_tokens=2) for steps in requests))
-    together = Metrics.of([r for steps in requests for r in steps], prefill_s=10.0, num_prompt_tokens=40)
-    times = ("prefill_s", "draft_s", "verify_s", "head_s", "other_s")
-    assert replace(pooled, **dict.fromkeys(times, 0.0)) == replace(together, **dict.fromkeys(times, 0.0))
-    assert [getattr(pooled, t) for t in times] == pytest.approx([getattr(together, t) for t in times])
+    assert pooled == Metrics.of([r for steps in requests for r in steps], prefill_s=1.5, num_prompt_tokens=6)
     assert pooled + Metrics() == pooled
 
 
