@@ -167,7 +167,7 @@ def test_rows_are_shared_evenly(pair: Pair) -> None:
     """Catches a long prompt that takes what belongs to short ones, rows that are not used, and a prompt that gets none."""
     sessions = [Decoder(pair, policy=Fixed(k=1)).start(prompt) for prompt in LONG]
     for rows, expected in [(60, [19, 0, 1, 18, 18, 4]), (3, [1, 0, 1, 1, 1, 1]), (999, [89, 0, 1, 32, 60, 4])]:
-        assert [len(piece.target) for piece in shares(sessions, rows)] == expected
+        assert [len(piece.target) for piece in shares(sessions, rows).values()] == expected
 
 
 def test_a_share_of_what_steps_take_together() -> None:

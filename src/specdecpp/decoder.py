@@ -5,6 +5,7 @@ Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll bac
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypedDict, Unpack, overload
 
 from specdecpp.backends import Draws
@@ -210,22 +211,21 @@ class Decoder:
             raise ValueError(f"at_once must be at least 1, got {at_once}")
         if isinstance(prompts, str):
             raise PromptError(f"generate_all takes a list of prompts, got one text, {prompts!r:.40}. Put it in a list.")
-        waiting = [(i, encode(self.pair, prompt)) for i, prompt in enumerate(prompts)][::-1]
-        running: list[tuple[int, Session, list[Step]]] = []
-        done: dict[int, Output] = {}
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                i, ids = waiting.pop()
-                running.append((i, self.start(ids, **options), []))
-            on = [(session, steps) for _, session, steps in running if session.finish_reason is None]
-            for (_, steps), outcome in zip(on, step([session for session, _ in on]), strict=True):
+        waiting = iter(enumerate([encode(self.pair, prompt) for prompt in prompts]))
+        running: dict[Session, tuple[int, list[Step]]] = {}
+        outputs: dict[int, Output] = {}
+        while len(outputs) < len(prompts):
+            running |= {self.start(ids, **options): (i, []) for i, ids in islice(waiting, at_once - len(running))}
+            on = [session for session in running if session.finish_reason is None]
+            for session, outcome in zip(on, step(on), strict=True):
                 if isinstance(outcome, Exception):
                     raise outcome
                 if isinstance(outcome, Step):
-                    steps.append(outcome)
-            done |= {i: finished(session, steps) for i, session, steps in running if session.finish_reason is not None}
-            running = [one for one in running if one[1].finish_reason is None]
-        return [done[i] for i in range(len(prompts))]
+                    running[session][1].append(outcome)
+            for session in [session for session in running if session.finish_reason is not None]:
+                i, steps = running.pop(session)
+                outputs[i] = finished(session, steps)
+        return [outputs[i] for i in range(len(prompts))]
 
 
 def _compile_for(pair: Pair, sampling: Sampling) -> None:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.backends.base import ReadsBoth
-from specdecpp.step import Request
+from specdecpp.step import Request, Result
 
 if TYPE_CHECKING:
     from specdecpp.session import Session, Step
@@ -112,38 +112,39 @@ def decode(
     An exception stands in place of a step that could not be committed: a matter of that request alone. What fails before, in
     the models, is raised; then nothing is decided, and each that is told to `rewind` can go on.
     """
-    started, num = perf_counter(), len(sessions) + len(reading)
-    for session in (*sessions, *reading):
-        session.num_together = num
-    plans = [session.plan() for session in sessions]
-    pieces = dict(zip(reading, shares(reading, rows), strict=True)) if reading else {}
-    results: dict[int, Any] = {}
-    for engine in dict.fromkeys(session.engine for session in (*sessions, *reading)):
-        of = [i for i, session in enumerate(sessions) if session.engine is engine]
-        beside = [session for session in reading if session.engine is engine]
-        results.update(zip(of, engine.run([plans[i] for i in of], [pieces[one] for one in beside]), strict=True))
-    outcomes: dict[Session, Any] = dict(pieces)
+    started, everyone = perf_counter(), [*sessions, *reading]
+    for session in everyone:
+        session.num_together = len(everyone)
+    plans = {session: session.plan() for session in sessions}
+    pieces = shares(reading, rows)
+    results: dict[Session, Result] = {}
+    for engine in dict.fromkeys(session.engine for session in everyone):
+        own = [session for session in sessions if session.engine is engine]
+        beside = [pieces[session] for session in reading if session.engine is engine]
+        results.update(zip(own, engine.run([plans[session] for session in own], beside), strict=True))
+    spent_s = 0.0
     for session, piece in pieces.items():
         session.prefill_s += piece.took_s
-    decided = [_tried(session.commit, plans[i], results[i]) for i, session in enumerate(sessions)]
-    for i, session in enumerate(sessions):
-        session.prefill_s += results[i].once_s
-    spent_s = sum(one.draft_s + one.head_s + one.verify_s + one.once_s for one in results.values())
-    spent_s += sum(piece.took_s for piece in pieces.values())
+        spent_s += piece.took_s
+    for session, result in results.items():
+        session.prefill_s += result.once_s
+        spent_s += result.draft_s + result.head_s + result.verify_s + result.once_s
+    committed = {session: _tried(session.commit, plans[session], result) for session, result in results.items()}
     other_s = max(0.0, perf_counter() - started - spent_s) / max(1, len(sessions))
-    for i, (session, pieces_of) in enumerate(zip(sessions, decided, strict=True)):
-        failed = isinstance(pieces_of, Exception)
-        outcomes[session] = pieces_of if failed else _tried(session.learn, results[i], pieces_of, other_s)
+    outcomes: dict[Session, Any] = {**pieces, **committed}
+    for session, tokens in committed.items():
+        if not isinstance(tokens, Exception):
+            outcomes[session] = _tried(session.learn, results[session], tokens, other_s)
     return outcomes
 
 
-def shares(sessions: "Sequence[Session]", rows: int) -> list[Reading]:
+def shares(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Reading]":
     """So many tokens of prompts, shared out evenly; what a short prompt leaves goes to the others. One of each at least."""
     nums, left = {}, rows
     for num, session in enumerate(sorted(sessions, key=lambda session: session.num_unread)):
         nums[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
         left -= nums[session]
-    return [session.reading(nums[session]) for session in sessions]
+    return {session: session.reading(nums[session]) for session in sessions}
 
 
 def _tried(do: Callable[..., Any], *args: Any) -> Any:

@@ -82,23 +82,17 @@ class Session:
         self.target, self.draft = target, draft
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
         self.tokens = list(prompt)
-        self.num_prompt_tokens = len(prompt)
-        self.num_cached_tokens = target.length
-        self.tally = tally
-        self.max_tokens = max_tokens
-        self.ends = frozenset(ends)
+        self.num_prompt_tokens, self.num_cached_tokens = len(prompt), target.length
+        self.max_tokens, self.ends = max_tokens, frozenset(ends)
         self.finish_reason: FinishReason | None = None
         self.prefill_s = 0.0
         self.watch: Watch | None = None
-        self._costs = costs
-        self._detokenizer = detokenizer
-        self._experience, self._kept = experience, kept
+        self.tally, self.num_together = tally, 1
+        self._costs, self._experience = costs, experience
+        self._detokenizer, self._kept = detokenizer, kept
         self._num_before = 1
-        self.num_together = 1
-        skips = tail is not None and isinstance(draft, Skips)
-        if skips and isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0:
-            skips = False  # it reads along with the target
-        self._tail = tail if skips else None
+        reads_along = isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0
+        self._tail = tail if isinstance(draft, Skips) and not reads_along else None
         given = Given(num_unread=min(len(prompt), self._tail or len(prompt)), is_greedy=sampling.is_greedy)
         self._memory = (experience or Experience(policy)).begin(given)
         seen = None
@@ -124,13 +118,9 @@ class Session:
 
     @property
     def costs(self) -> Costs | None:
-        """Costs of a step as they are now: the request's share, where requests are decoded together.
-
-        With a seed always what it costs alone, so that an answer does not depend on who else is there.
-        """
-        if not isinstance(self._costs, CostClock):
-            return self._costs
-        return self._costs.shared(self.num_together)
+        """Costs of a step as they are now: the request's share, where requests are decoded together. With a seed always what it
+        costs alone, so that an answer does not depend on who else is there."""
+        return self._costs.shared(self.num_together) if isinstance(self._costs, CostClock) else self._costs
 
     @property
     def num_tokens_left(self) -> int:

@@ -29,7 +29,7 @@ from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.head import judge_of, skips_forced
 from specdecpp.policies.protocol import END_OF_TEXT, LIMIT, Decision
 from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
-from specdecpp.verify import Verdict, Verification
+from specdecpp.verify import Verification
 
 if TYPE_CHECKING:
     from specdecpp.drafters.copying import Copied
@@ -186,6 +186,11 @@ class Draft:
         """Belief of the draft at draft token i: q itself, or under greedy drafting the softmax at T = 1."""
         return self.q[i].softmax(-1) if self.is_greedy else self.q[i]
 
+    def rows(self, vocab_size: int) -> Float[Tensor, "K V"]:
+        """`distribution` of all draft tokens."""
+        rows = [self.distribution(i) for i in range(self.num_tokens)]
+        return torch.stack(rows) if rows else torch.empty(0, vocab_size)
+
     def confidence(self, i: int) -> float:
         """q(Y_i) of draft token i (from 0; -1 is the last), under `distribution(i)`."""
         for k in range(len(self._confidences), self.num_tokens):
@@ -253,28 +258,7 @@ class Host:
 def decoded(plan: Plan) -> Result:
     """Draft until the rule stops, verify all of it in one pass of the target."""
     started = perf_counter()
-    draft = propose(plan)
-    drafted = perf_counter()
-    needs_q = not draft.is_greedy or getattr(plan.request.verification, "reads_q", False)
-    q = [draft.distribution(i) for i in range(draft.num_tokens)] if needs_q or plan.wants_rows else []
-    verdict, rows, pass_s = verify(plan, draft.tokens, q if needs_q else ())
-    if plan.wants_rows and q:
-        rows.q = torch.stack([row.to(rows.logits.device) for row in q])
-    return Result(
-        tokens=draft.tokens,
-        num_accepted=verdict.num_accepted,
-        next_token=verdict.next_token,
-        stop=draft.stop,
-        q=draft.known_confidences,
-        judged=draft.judged,
-        draft_s=drafted - started - draft.head_s,
-        head_s=draft.head_s,
-        verify_s=perf_counter() - drafted,
-        forward_s=draft.forward_s + pass_s,
-        rows=rows if plan.wants_rows else None,
-        tv=verdict.tv,
-        overlaps=verdict.overlaps,
-    )
+    return verified(plan, propose(plan), started)
 
 
 def propose(plan: Plan) -> Draft:
@@ -345,22 +329,38 @@ def _forced(draft: Draft, grammar: Matcher, plan: Plan) -> list[int]:
     return found
 
 
-def verify(plan: Plan, draft_tokens: list[int], q: Sequence[Float[Tensor, " V"]] = ()) -> tuple[Verdict, Rows, float]:
+def verified(plan: Plan, draft: Draft, started: float) -> Result:
     """One pass of the target over what it has not read and the draft tokens, and the acceptance test on its K + 1 rows.
 
-    The verdict, the rows that it was decided on (their q empty), and the seconds of the pass.
+    `started` is when drafting began, by `perf_counter`.
     """
-    request, sampling = plan.request, plan.request.sampling
-    started = perf_counter()
+    request, sampling, verification = plan.request, plan.request.sampling, plan.request.verification
+    drafted = perf_counter()
     unread = plan.tokens[request.target.length :]
-    logits, _ = request.target.extend(unread + draft_tokens, rows=len(draft_tokens) + 1)
-    pass_s = perf_counter() - started
-    tokens = torch.tensor(draft_tokens, device=logits.device, dtype=torch.long)
+    began = perf_counter()
+    logits, _ = request.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
+    forward_s = draft.forward_s + perf_counter() - began
+    tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
     seen = None if request.seen is None else seen_rows(request.seen, tokens)
     if request.grammar is not None:
-        logits = restricted(logits, allowed_rows(request.grammar, draft_tokens))
-    made = penalised if request.verification.greedy_only else probabilities  # of which the argmax is all that counts
+        logits = restricted(logits, allowed_rows(request.grammar, draft.tokens))
+    made = penalised if verification.greedy_only else probabilities  # of which the argmax is all that counts
     p = made(logits, sampling, seen)
-    drawn = torch.stack([row.to(p.device) for row in q]) if q else p[:0]
-    verdict = request.verification(p, drawn, tokens, request.randomness[1])
-    return verdict, Rows(q=logits[:0], logits=logits, sampling=sampling, seen=seen), pass_s
+    reads_q = getattr(verification, "reads_q", not verification.allows_dropping)
+    q = draft.rows(p.shape[-1]).to(p.device) if reads_q or plan.wants_rows else p[:0]
+    verdict = verification(p, q if reads_q else p[:0], tokens, request.randomness[1])
+    return Result(
+        tokens=draft.tokens,
+        num_accepted=verdict.num_accepted,
+        next_token=verdict.next_token,
+        stop=draft.stop,
+        q=draft.known_confidences,
+        judged=draft.judged,
+        draft_s=drafted - started - draft.head_s,
+        head_s=draft.head_s,
+        verify_s=perf_counter() - drafted,
+        forward_s=forward_s,
+        rows=Rows(q=q, logits=logits, sampling=sampling, seen=seen) if plan.wants_rows else None,
+        tv=verdict.tv,
+        overlaps=verdict.overlaps,
+    )

@@ -22,7 +22,7 @@ from specdecpp.grammar import fitting
 from specdecpp.policies import CostAware, Stop
 from specdecpp.policies.protocol import END_OF_TEXT
 from specdecpp.scheduler import Reading
-from specdecpp.step import Draft, Plan, Request, Result, verify
+from specdecpp.step import Draft, Plan, Request, Result, verified
 from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification
 
 NO_MATCH = Stop("no match")
@@ -43,7 +43,14 @@ class Copying:
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         assert not readings, "sessions read their prompts themselves here"
-        return [_one(plan) for plan in plans]
+        return [self._one(plan) for plan in plans]
+
+    def _one(self, plan: Plan) -> Result:
+        started, request = perf_counter(), plan.request
+        draft = plan.found or propose(plan)
+        if type(request.verification) in (TokenVerification, BlockVerification):  # comparison has the same distribution
+            plan = replace(plan, request=replace(request, verification=CompareVerification()))
+        return verified(plan, draft, started)
 
 
 @dataclass
@@ -68,32 +75,6 @@ class Copied(Draft):
         q = torch.zeros(self.num_tokens, vocab_size)
         q[range(self.num_tokens), self.tokens] = 1.0
         return q
-
-
-def _one(plan: Plan) -> Result:
-    request, started = plan.request, perf_counter()
-    draft = plan.found or propose(plan)
-    drafted = perf_counter()
-    verification, q = request.verification, draft.rows(request.target.vocab_size)
-    if type(verification) in (TokenVerification, BlockVerification):
-        verification = CompareVerification()  # the same distribution where q is one-hot, and no q
-    needs_q = not (verification.greedy_only or isinstance(verification, CompareVerification))
-    plan = replace(plan, request=replace(request, verification=verification))
-    verdict, rows, pass_s = verify(plan, draft.tokens, list(q) if needs_q else ())
-    rows.q = q.to(rows.logits.device)
-    return Result(
-        tokens=draft.tokens,
-        num_accepted=verdict.num_accepted,
-        next_token=verdict.next_token,
-        tv=verdict.tv,
-        stop=draft.stop,
-        q=draft.known_confidences,
-        judged=draft.judged,
-        draft_s=drafted - started,
-        verify_s=perf_counter() - drafted,
-        forward_s=pass_s,
-        rows=rows if plan.wants_rows else None,
-    )
 
 
 def propose(plan: Plan) -> Copied:
