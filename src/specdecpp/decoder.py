@@ -229,8 +229,7 @@ class Decoder:
 
 
 def _compile_for(pair: Pair, sampling: Sampling) -> None:
-    """Run two steps under this sampling: Triton compiles kernels at their first use, which takes seconds and would hold up the
-    first request. Not run on a GPU yet, only with stand-ins for graphs."""
+    """Run two steps under this sampling: Triton compiles kernels at their first use, which takes seconds."""
     session = Session(
         target=pair.target.new_cache(),
         draft=pair.draft.new_cache(),

@@ -43,9 +43,8 @@ class Session:
     `tail`             tokens at the end of the text that a draft which can skip (`backends.Skips`) reads when first asked
     `grammar`          what the answer may be, as far as its beginning (`grammar.Grammar.matcher`)
 
-    Raises `PromptError` for an empty prompt or one longer than the target's context, `UnsoundError` for temperature 0 under a
-    verification that needs q, and for one that changes the distribution without lossless=False. `watch`, where it is set, sees
-    every step; that changes nothing else.
+    `watch`, where it is set, sees every step; that changes nothing else. Raises `PromptError` for an empty prompt or one longer
+    than the target's context, `UnsoundError` and ValueError for what `verify.check_request` refuses.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Session:
     @property
     def num_unread(self) -> int:
         """Tokens that `prefill` has still to read; where passes are shared also the many that a draft lacks when it is first
-        asked, since a step would read them at once while the others wait."""
+        asked: a step would read them at once while the others wait."""
         lacking = len(self.tokens) - 1 - self.draft.length
         if lacking > ROWS and self.engine.has_batches and self._decision(self.costs).may_draft:
             return lacking
@@ -173,7 +172,7 @@ class Session:
             stream.rewind()
 
     def release(self) -> None:
-        """Keep the caches for requests that begin with this text, as the end of an answer does. There is no going on then."""
+        """Keep the caches for requests that begin with this text; the session cannot go on then."""
         kept, self._kept = self._kept, None
         if kept is not None:
             self.rewind()
