@@ -206,7 +206,7 @@ class Session:
             self.watch(plan, result)
         self._mark()
         own: Origin = "bonus" if result.num_accepted == result.num_drafted else "correction"
-        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.accepted]
+        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.tokens[: result.num_accepted]]
         pieces = []
         for token, origin in [*kept, (result.next_token, own)]:
             pieces.append(Piece(token=token, text=self._push(token), origin=origin))

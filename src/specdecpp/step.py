@@ -32,7 +32,6 @@ from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, s
 from specdecpp.verify import Verification
 
 if TYPE_CHECKING:
-    from specdecpp.drafters.copying import Copied
     from specdecpp.scheduler import Reading
 
 NOT_SCORED = Stop("the draft scores none of the allowed tokens")
@@ -71,8 +70,6 @@ class Plan:
     decision: Decision
     costs: Costs | None = None
     wants_rows: bool = False
-    found: "Copied | None" = None
-    """Copies that the text offers, where that has been looked up."""
 
 
 @dataclass(kw_only=True)
@@ -125,11 +122,6 @@ class Result:
     tv: Sequence[float] = ()
     """Total variation of each token that came out (`verify.Verdict`); `overlaps` of each draft token that was tested."""
     overlaps: Sequence[float] = ()
-
-    @property
-    def accepted(self) -> list[int]:
-        """The draft tokens that are accepted."""
-        return self.tokens[: self.num_accepted]
 
     @property
     def num_drafted(self) -> int:

@@ -43,14 +43,7 @@ class Copying:
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         assert not readings, "sessions read their prompts themselves here"
-        return [self._one(plan) for plan in plans]
-
-    def _one(self, plan: Plan) -> Result:
-        started, request = perf_counter(), plan.request
-        draft = plan.found or propose(plan)
-        if type(request.verification) in (TokenVerification, BlockVerification):  # comparison has the same distribution
-            plan = replace(plan, request=replace(request, verification=CompareVerification()))
-        return verified(plan, draft, started)
+        return [tested(plan, perf_counter(), propose(plan)) for plan in plans]
 
 
 @dataclass
@@ -75,6 +68,14 @@ class Copied(Draft):
         q = torch.zeros(self.num_tokens, vocab_size)
         q[range(self.num_tokens), self.tokens] = 1.0
         return q
+
+
+def tested(plan: Plan, started: float, draft: Copied) -> Result:
+    """`step.verified` with comparison in place of tests that have the same distribution."""
+    request = plan.request
+    if type(request.verification) in (TokenVerification, BlockVerification):
+        plan = replace(plan, request=replace(request, verification=CompareVerification()))
+    return verified(plan, draft, started)
 
 
 def propose(plan: Plan) -> Copied:

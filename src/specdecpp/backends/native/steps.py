@@ -351,7 +351,7 @@ class _CopiedSteps(_Steps):
 
     def drafts(self, plan: Plan) -> None:
         started = _now()
-        self._copied = plan.found or propose(plan)
+        self._copied = propose(plan)
         self._draft_s = _now() - started
 
     def verifies(self, plan: Plan) -> Verifying:
