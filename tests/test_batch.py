@@ -181,15 +181,3 @@ def test_a_share_of_what_steps_take_together() -> None:
     own = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.2, 3: 1.4}, other_s=0.4).shared(2)
     assert own.pass_s(1) == pytest.approx((1.2 - 0.4) / 2 + 0.4)
     assert own.added_s(0) == pytest.approx(share.draft_s + share.pass_s(2) - share.pass_s(1))
-
-
-def test_without_a_seed_lengths_follow_the_load(pair: Pair) -> None:
-    """Catches a rule that drafts for eight as it does for one, where rows are no longer free."""
-    decoder = Decoder(pair, policy=CostAware(), costs=Costs(draft_s=0.01, passes={1: 1.0, 8: 1.0, 9: 2.0}))
-    one, seeded = decoder.start([1, 2], max_tokens=30), decoder.start([1, 2], max_tokens=30, seed=1)
-    costs: Any = one.costs
-    one.num_together = seeded.num_together = 8
-    assert one.costs != costs
-    now: Any = one.costs
-    assert now.added_s(0) > 2 * costs.added_s(0)
-    assert seeded.costs == costs

@@ -123,7 +123,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
         yield from ((situation, policy, name) for name in names)
 
 
-@pytest.mark.parametrize(("situation", "policy", "verification"), cases())
+@pytest.mark.parametrize(("situation", "policy", "verification"), list(cases()))
 def test_session_keeps_the_targets_distribution(situation, policy, verification):
     """Catches any bias: in the ratio test, the residual, rollbacks, ends, limits, a distribution warped on one side only, a
     length that depends on the draft tokens, or memory that leaks the verdict."""

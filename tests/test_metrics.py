@@ -2,42 +2,30 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any
 
 import pytest
+from distributions import outcome
 
-from specdecpp.metrics import Metrics, Piece, Step
-from specdecpp.policies.protocol import LIMIT
+from specdecpp.metrics import Metrics, Step
 
 RATES = ("mean_acceptance_length", "draft_acceptance_rate", "discard_rate", "verification_rate", "tokens_per_second")
 
 
-def a_step(num_drafted, num_accepted, *, is_cut=False, **seconds):
-    """A step; `is_cut` where the answer ended on an accepted draft token, without a token of the target's own."""
-    origins = ["accepted"] * num_accepted
-    if not is_cut:
-        origins.append("bonus" if num_accepted == num_drafted else "correction")
-    times: dict[str, Any] = {"draft_s": 0.0, "head_s": 0.0, "verify_s": 0.0, "other_s": 0.0} | seconds
-    return Step(
-        pieces=tuple(Piece(token=0, text="", origin=o) for o in origins),
-        num_drafted=num_drafted,
-        num_accepted=num_accepted,
-        stop=LIMIT,
-        judged=(),
-        finish_reason=None,
-        **times,
-    )
+def cut(step: Step) -> Step:
+    """The step of an answer that ended on an accepted draft token, without a token of the target's own."""
+    return replace(step, pieces=step.pieces[:-1])
 
 
 def test_sums_and_rates_of_known_steps():
     """Catches a rate over the wrong denominator, and a part of the time that is counted twice or left out: by hand."""
     steps = [
-        a_step(4, 4, draft_s=1.0, head_s=2.0, verify_s=4.0, other_s=8.0),
-        a_step(4, 1, draft_s=16.0),
-        a_step(2, 0),
-        a_step(4, 2, is_cut=True),
+        outcome(4, 4, draft_s=1.0, head_s=2.0, verify_s=4.0, other_s=8.0),
+        outcome(4, 1, draft_s=16.0),
+        outcome(2, 0),
+        cut(outcome(4, 2)),
     ]
     metrics = Metrics.of(steps, num_prompt_tokens=7, prefill_s=32.0)
     assert (metrics.num_tokens, metrics.num_spec_steps, metrics.num_prompt_tokens) == (5 + 2 + 1 + 2, 4, 7)
@@ -56,7 +44,7 @@ def test_sums_and_rates_of_known_steps():
 
 def test_adding_pools_steps():
     """Catches rates that are averaged over requests instead of pooled, and a histogram that is overwritten."""
-    requests = [a_step(4, 4, draft_s=1.0), a_step(2, 0)], [a_step(4, 2, is_cut=True, verify_s=2.0, head_s=0.5)], [a_step(4, 4)]
+    requests = [outcome(4, 4, draft_s=1.0), outcome(2, 0)], [cut(outcome(4, 2, verify_s=2.0, head_s=0.5))], [outcome(4, 4)]
     pooled = reduce(add, (Metrics.of(steps, prefill_s=0.5, num_prompt_tokens=2) for steps in requests))
     assert pooled == Metrics.of([r for steps in requests for r in steps], prefill_s=1.5, num_prompt_tokens=6)
     assert pooled + Metrics() == pooled
@@ -68,13 +56,13 @@ def test_no_steps_mean_zero_rates():
     assert [getattr(empty, rate) for rate in RATES] == [0.0] * len(RATES)
     assert empty == Metrics()
     assert (empty.num_spec_tokens, empty.time_shares["draft"]) == (0, 0)
-    undrafted = Metrics.of([a_step(0, 0)])
+    undrafted = Metrics.of([outcome(0, 0)])
     assert (undrafted.draft_acceptance_rate, undrafted.mean_acceptance_length, undrafted.verification_rate) == (0, 1, 1)
 
 
 def test_to_dict_is_json_with_every_sum_and_rate():
     """Catches a field that JSON cannot hold or that a report would miss."""
-    values = json.loads(json.dumps(Metrics.of([a_step(4, 4), a_step(4, 1)], prefill_s=1.0).to_dict()))
+    values = json.loads(json.dumps(Metrics.of([outcome(4, 4), outcome(4, 1)], prefill_s=1.0).to_dict()))
     assert values.keys() >= {*Metrics.__dataclass_fields__, *RATES, "elapsed_s"}
     assert list(values["acceptance_histogram"].items()) == [("1", 1), ("4", 1)], "in order"
     assert values["mean_acceptance_length"] == 3.5
