@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -31,6 +31,7 @@ class Recording:
     request: Request
     length: int
     heads: Sequence[AcceptanceHead] = ()
+    _rows: dict[Any, dict[Any, np.ndarray]] = field(default_factory=dict)
 
     def session_distribution(self, policy: Policy, outcome: Any) -> Distribution:
         """The exact distribution of `outcome(session, steps)` in the real session."""
@@ -134,10 +135,6 @@ class Recording:
         row = {key: np.array([cell[key] for cell in cells]) for key in cells[0]}
         self._rows[context, token, branch] = row
         return row
-
-    @cached_property
-    def _rows(self) -> dict[Any, dict[Any, np.ndarray]]:
-        return {}
 
     def _cell(self, context: Text, token: int) -> dict[Any, Any]:
         """About one token: what the draft believed, and what the heads say in every place of a step."""

@@ -71,10 +71,6 @@ def cut(text, stop):
     return (text[: min(hits)[1]], True) if hits else (text, False)
 
 
-def is_nested(stop):
-    return any(a != b and a in b for a in stop for b in stop)
-
-
 @given(tokens=st.lists(st.integers(0, 319), max_size=30))
 @example(tokens=[])
 def test_pieces_add_up_for_any_tokens(tokens):
@@ -130,29 +126,15 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)
 @example(pieces=["ab", "ca", "abc"], stop=["bcaa"])
 @example(pieces=["ab", "c"], stop=["ab", "bc"])
 @example(pieces=["c", "a", "b"], stop=["aa", "cab"])
+@example(pieces=["a", "b", "c"], stop=["b", "abc"])
+@example(pieces=["abc"], stop=["b", "abc"])
 def test_stop_strings_cut_the_text_wherever_tokens_fall(pieces, stop):
-    """Catches a stop string that is missed across tokens, released in part, or held back for ever."""
-    if is_nested(stop):
-        return
+    """Catches a stop string that is missed across tokens, released in part, or held back for ever, and one inside another that
+    wins or not as tokens fall."""
     tokenizer = pieces_of()
     tokens = tokenizer.convert_tokens_to_ids(pieces)
     released, is_stopped = read(tokenizer, tokens, stop)
     assert ("".join(released), is_stopped) == cut("".join(pieces), stop)
-
-
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        ["a", "b", "c"],
-        ["ab", "c"],
-        ["abc"],
-    ],
-)
-def test_a_stop_string_inside_another_wins_however_tokens_fall(pieces):
-    """Catches an answer that depends on where tokens fall: "b" is complete before "abc" is."""
-    tokenizer = pieces_of()
-    released, is_stopped = read(tokenizer, tokenizer.convert_tokens_to_ids(pieces), ["b", "abc"])
-    assert ("".join(released), is_stopped) == ("a", True)
 
 
 @given(text=st.text(st.sampled_from("aé你👧"), max_size=8), stop=st.text(st.sampled_from("aé你👧"), min_size=1, max_size=3))
@@ -173,9 +155,3 @@ def test_the_beginning_of_a_stop_string_is_held_back_until_decided():
     assert read(tokenizer, ids(["a", "b", "a", "b", "c"]), ["abc"]) == (["", "", "ab", "", ""], True)
     assert read(tokenizer, ids(["a", "b", "b"]), ["abc"]) == (["", "", "abb", ""], False)
     assert read(tokenizer, ids(["c", "ab"]), ["abc"]) == (["c", "", "ab"], False)
-
-
-def test_an_empty_stop_string_is_refused():
-    """Catches a stop string that would end every answer before it begins."""
-    with pytest.raises(ValueError, match=r"empty.*remove it"):
-        Detokenizer(pieces_of(), ["a", ""])

@@ -79,11 +79,10 @@ def test_a_policy_says_them_of_a_step(golden: dict[str, Any]) -> None:
     """Catches scalars of a step, step by step, that differ from those of rows; and a depth that is off by one."""
     policy = SpecDecPP(head=read(golden), calibrated=True)
     for i, row in enumerate(ROWS):
-        draft = Draft()
+        draft = Draft(is_greedy=not row["temperature"])
         for _ in range(row["depth"] - 1):
             draft.append(0, q=torch.full((golden_head.VOCAB,), 1 / golden_head.VOCAB))
-        greedy = {"logits": torch.tensor(row["logits"])}
-        draft.append(row["token"], **({"q": Q[i]} if row["temperature"] else greedy))
+        draft.append(row["token"], torch.tensor(row["logits"]) if draft.is_greedy else Q[i])
         assert policy.judge(draft, HIDDEN[i]) == pytest.approx(golden["accept"][i], abs=2e-5)
 
 

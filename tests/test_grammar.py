@@ -13,7 +13,6 @@ from distributions import Request, finish, largest_difference, unchecked
 from engine_cases import ENDS, VOCAB, models_of
 from kinds import needs_compiler
 from policies_list import heads_for, policies
-from scipy.stats.contingency import chi2_contingency
 
 from specdecpp.decoder import Decoder
 from specdecpp.drafters import SuffixDrafter
@@ -43,7 +42,7 @@ RULES: dict[str, dict[str, dict[int, str]]] = {
 }
 
 
-class Automaton:
+class Automaton(Matcher):
     """A matcher that is a table: the tokens that may follow in each state, and the states after them."""
 
     SIZE = 4
@@ -129,9 +128,8 @@ def test_the_output_has_the_targets_distribution_under_the_grammar(rules: str, v
         assert largest_difference(found, case.own_distribution()) < 1e-12
 
 
-@pytest.mark.parametrize("name", all_policies())
-def test_whatever_stops_the_draft(name: str):
-    policy = all_policies()[name]
+@pytest.mark.parametrize("policy", all_policies().values(), ids=all_policies())
+def test_whatever_stops_the_draft(policy: Policy):
     verification = CompareVerification() if policy.drops_last else TokenVerification()
     case = request("choices", max_tokens=3)
     assert largest_difference(case.distribution(policy, verification), case.own_distribution()) < 1e-12
@@ -223,23 +221,15 @@ def test_compiled_code_decides_as_the_host_does(sampling: Sampling, verification
     assert set(ends) == {"grammar", "eos", "length"}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=1.3)])
-def test_graphs_leave_grammars_to_the_host(sampling: Sampling):
+def test_graphs_leave_grammars_to_the_host():
     """Catches an engine of recorded passes that takes a grammar and does not ask it; run on a CPU, on a GPU never yet."""
-    models = models_of("device")
-    with unchecked():
-        for seed in range(8):
-            session = models.session(Fixed(3), sampling, seed=seed, grammar=WideAutomaton(random_rules(seed)))
-            assert isinstance(session.engine, Host)
-            finish(session)
-            state = WideAutomaton(random_rules(seed))
-            for token in session.tokens[session.num_prompt_tokens :]:
-                assert state.allowed()[token]
-                state.push(token)
-            if sampling.is_greedy:
-                alone = models.session(Fixed(0), sampling, seed=seed, grammar=WideAutomaton(random_rules(seed)))
-                finish(alone)
-                assert session.tokens == alone.tokens
+    texts = []
+    for k in (0, 3):
+        session = models_of("device").session(Fixed(k), Sampling(temperature=0), grammar=WideAutomaton(random_rules(0)))
+        assert isinstance(session.engine, Host)
+        finish(session)
+        texts.append(session.tokens)
+    assert texts[0] == texts[1]
 
 
 def test_rows_of_a_grammar_and_tokens_that_fit_leave_the_matcher_where_it_was():
@@ -317,13 +307,13 @@ def test_a_real_pair_answers_as_the_target_alone(decoder: Decoder):
         assert decoder.generate("Answer: ", **greedy).tokens == alone.generate("Answer: ", **greedy).tokens
 
 
-def test_words_of_a_small_grammar_come_as_often_as_the_target_says(decoder: Decoder):
-    grammar = Grammar("regex", "(yes|no|perhaps)[.!]")
-    found = Counter(decoder.generate("Is it so? ", grammar=grammar, temperature=1.5).text for _ in range(500))
-    alone = Decoder(decoder.pair, policy="none", remember=False)
-    expected = Counter(alone.generate("Is it so? ", grammar=grammar, temperature=1.5).text for _ in range(500))
-    words = sorted(found | expected)
-    assert chi2_contingency([[found[w] for w in words], [expected[w] for w in words]]).pvalue > 1e-4
+@pytest.mark.parametrize(
+    "grammar", [Grammar("regex", "(yes|no)[.!]"), 'start: ("yes" | "no") ("." | "!")'], ids=["regex", "lark"]
+)
+def test_expressions_and_rules_are_grammars(decoder: Decoder, grammar: Any):
+    found = {decoder.generate("Is it so? ", grammar=grammar, temperature=1.5, seed=seed).text for seed in range(9)}
+    assert len(found) > 1
+    assert found <= {"yes.", "yes!", "no.", "no!"}
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """The promise of the library, computed: a session's output has the target's own distribution, whatever stops the draft.
 
 Distributions are enumerated, not sampled, so these tests have no false alarms. Every situation below meets every policy and
-every verification, and every policy meets every verification; the third factor rotates, as in a Latin square, but where a
-test of its own has all verifications.
+every verification, and every policy meets every verification; the third factor rotates, as in a Latin square.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -113,30 +113,22 @@ SITUATIONS = {
 }
 
 
-def latin_square() -> list[tuple[str, str, str]]:
-    """Comparison, which has the most outcomes by far, is for the rules without memory."""
-    names = list(VERIFICATIONS)
-    return [
-        (situation, policy, names[(i + j) % (2 if policy in REMEMBERING else 3)])
-        for (i, situation), (j, policy) in product(enumerate(SITUATIONS), enumerate(POLICIES))
-        if situation != "end-of-text" and not (situation == "five-tokens" and policy in REMEMBERING)
-    ]
+def cases() -> Iterator[tuple[str, str, str]]:
+    """Situation, policy and verification. Comparison, which has the most outcomes by far, is for the rules without memory, but
+    at the end of a text; over five tokens, up to five steps, these meet both others."""
+    for (i, situation), (j, policy) in product(enumerate(SITUATIONS), enumerate(POLICIES)):
+        names = list(VERIFICATIONS)[: 2 if policy in REMEMBERING and situation != "end-of-text" else 3]
+        if situation != "end-of-text" and not (situation == "five-tokens" and policy in REMEMBERING):
+            names = [names[(i + j) % len(names)]]
+        yield from ((situation, policy, name) for name in names)
 
 
-@pytest.mark.parametrize(("situation", "policy", "verification"), latin_square())
+@pytest.mark.parametrize(("situation", "policy", "verification"), list(cases()))
 def test_session_keeps_the_targets_distribution(situation, policy, verification):
-    """Catches any bias: in the ratio test, the residual, rollbacks, ends, limits, or a distribution warped on one side only."""
+    """Catches any bias: in the ratio test, the residual, rollbacks, ends, limits, a distribution warped on one side only, a
+    length that depends on the draft tokens, or memory that leaks the verdict."""
     request = SITUATIONS[situation]
     distribution = request.distribution(policies_of(request.target.vocab_size)[policy], VERIFICATIONS[verification])
-    assert largest_difference(distribution, request.own_distribution()) < 1e-12
-
-
-@pytest.mark.parametrize("verification", VERIFICATIONS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_keeps_the_distribution_under_every_verification(policy, verification):
-    """Catches a verification that is sound for a fixed length but not for one that depends on the draft tokens."""
-    request = SITUATIONS["end-of-text"]
-    distribution = request.distribution(POLICIES[policy], VERIFICATIONS[verification])
     assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
@@ -201,15 +193,6 @@ def test_adaptive_policies_stop_at_several_depths(policy):
         return draft.num_tokens if str(draft.stop) != "tokens left" else None
 
     assert len(distribution_of(depth).keys() - {None}) >= 2
-
-
-@pytest.mark.parametrize("verification", ["token", "block"])
-@pytest.mark.parametrize("policy", REMEMBERING)
-def test_memory_of_outcomes_brings_no_bias(policy, verification):
-    """Catches memory that leaks the verdict into the distribution, over up to five steps with an end inside the draft."""
-    request = SITUATIONS["five-tokens"]
-    distribution = request.distribution(POLICIES[policy], VERIFICATIONS[verification])
-    assert largest_difference(distribution, request.own_distribution()) < 1e-12
 
 
 @pytest.mark.parametrize("policy", REMEMBERING)

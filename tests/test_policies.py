@@ -99,7 +99,7 @@ def test_the_evidence_is_of_the_distribution_that_was_drawn_from(temperature):
     assert [draft.confidence(i) for i in range(3)] == pytest.approx(confidences)
     assert draft.cumulative_confidence == pytest.approx(math.prod(confidences))
     assert draft.entropy(-1) == pytest.approx(float(torch.special.entr(distributions[-1]).sum()))
-    assert [q is None for q in draft.q] == [not temperature] * 3
+    assert draft.is_greedy == (not temperature)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_dropping_removes_one_draft_token_with_all_that_is_known_of_it(min_token
     assert draft.cumulative_confidence == pytest.approx(math.prod(confidences))
     draft = drafted(HALF, FIFTH)
     assert draft.cumulative_confidence == pytest.approx(0.1)
-    draft.drop_last()
+    draft.cut(1)
     assert draft.cumulative_confidence == pytest.approx(0.5)
     draft.append(HALF[0], q=torch.tensor(HALF[1]))
     assert draft.cumulative_confidence == pytest.approx(0.25)

@@ -17,6 +17,7 @@ from specdecpp.policies.cost_aware import TRIAL
 from specdecpp.policies.learning import Account, Belief, Experience, Gains
 from specdecpp.policies.protocol import Given
 from specdecpp.policies.score import Score, by_q, logit
+from specdecpp.sampling import Sampling
 from specdecpp.testing import TableModel, tiny_tokenizer
 
 FLAT = Costs.relative(0.2)
@@ -300,7 +301,7 @@ def test_a_decoder_that_does_not_remember_learns_nothing_and_keeps_nothing(
         for _ in range(2):
             decoder.generate([1, 2], max_tokens=20, ignore_eos=True, temperature=1.1)
         assert len(list(cache_dir.folder().glob("experience-*"))) == (decoder is taught)
-    sampling = untaught.sampling_of(temperature=1.1)
+    sampling = Sampling(temperature=1.1)
     assert untaught.memory.experience(sampling).begin() == CostAware().start()
     assert taught.memory.experience(sampling).begin() != CostAware().start()
 

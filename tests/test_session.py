@@ -51,14 +51,12 @@ def counting(*, wrong_after=None, vocab_size=8, **more):
     return sure(lambda t: 0 if t == wrong_after else (t + 1) % vocab_size, vocab_size, **more)
 
 
-def count(*, wrong_after=None, policy=None, target_length=None, draft_length=None, **request):
+def count(*, wrong_after=None, policy=Fixed(k=3), target_length=None, draft_length=None, **request):  # noqa: B008 (frozen)
     """Finish a session of two counting models: the target counts on, the draft errs after `wrong_after`."""
-    made = Request(
-        target=counting(max_length=target_length),
-        draft=counting(wrong_after=wrong_after, max_length=draft_length),
-        **{"prompt": (0,), **request},
+    target, draft = counting(max_length=target_length), counting(wrong_after=wrong_after, max_length=draft_length)
+    session = Request(target=target, draft=draft, **{"prompt": (0,), **request}).session(
+        policy, TokenVerification(), streams(0)
     )
-    session = made.session(policy or Fixed(k=3), TokenVerification(), streams(0))
     return session, finish(session)
 
 
@@ -210,18 +208,6 @@ def test_temperature_0_is_refused_where_q_is_needed(verification):
     finish(session)
     finish(greedy)
     assert session.tokens == greedy.tokens
-
-
-def test_thresholds_hold_from_the_least_number_of_draft_tokens_on():
-    """Catches a threshold where the rule is not asked yet, and one draft token too late."""
-
-    def least(policy):
-        rule = TABLES.session(policy, TokenVerification(), streams(0)).plan().decision.rule
-        return tuple(rule.thresholds(4))
-
-    assert least(CumulativeConfidence(threshold=0.3)) == (0.0, 0.3, 0.3, 0.3)
-    assert least(CumulativeConfidence(threshold=0.3, min_tokens=2)) == (-math.inf, -math.inf, 0.3, 0.3)
-    assert least(Fixed(k=3)) == least(Bandit(arms=(Fixed(k=0), Fixed(k=2)))) == (-math.inf,) * 4
 
 
 # Tokens: 4 is a, 5 is b, 6 is c.

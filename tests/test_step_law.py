@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -11,20 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributions import chi_square_tail, random_head, unchecked
+from distributions import random_head, unchecked
 from engine_cases import ENGINES, Models, models_of
 from integration import Given, compared, completed, intervals, outcomes
 from kinds import needs_compiler
+from test_grammar import Automaton
 from torch import Tensor
 
-import specdecpp as sd
 from specdecpp import Sampling
-from specdecpp.decoder import encode
 from specdecpp.grammar import Matcher, allowed_rows, restricted
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, Fixed, Policy, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import probabilities
-from specdecpp.scheduler import Reading, step
+from specdecpp.scheduler import Reading
 from specdecpp.step import Plan, Request, Result
 from specdecpp.verify import verifications
 
@@ -156,30 +154,20 @@ BATCHES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-class NoRepeats:
-    """A grammar without an end: no token comes twice in a row, though a text may have any."""
-
-    is_over = False
-
-    def __init__(self, last: int = -1):
-        self._last = last
-
-    def allowed(self) -> Tensor:
-        return torch.arange(3) != self._last
-
-    def forced(self) -> list[int]:
-        return []
+class Three(Automaton):
+    SIZE = 3
 
     def push(self, token: int) -> None:
-        self._last = token
+        self._state = str(token)
 
-    def fork(self) -> Matcher:
-        return NoRepeats(self._last)
+
+NO_REPEATS = {str(last): {token: str(token) for token in range(3) if token != last} for last in range(3)}
+NO_REPEATS["begin"] = {token: str(token) for token in range(3)}
+"""A grammar without an end: no token comes twice in a row, though a text may have any."""
 
 
 def alone(rule: str, verification: str, sampling: str, grammar: Matcher | None = None) -> list[dict[str, Any]]:
-    how = {"policy": RULES[rule](), "verification": verification, "sampling": SAMPLINGS[sampling], "grammar": grammar}
-    return [how]
+    return [{"policy": RULES[rule](), "verification": verification, "sampling": SAMPLINGS[sampling], "grammar": grammar}]
 
 
 FILTERED = [(*case, s) for s in ("top-p", "min-p") for case in [("cumulative q", "token"), ("fixed", "block")]]
@@ -192,7 +180,9 @@ CASES = [
         if kind != "host" or i % 4 == 0  # each verification twice: test_law.py has the others
     ),
     *(
-        pytest.param("native", lambda c=case: alone(*c, NoRepeats()), None, id=f"grammar: {case}", marks=needs_compiler)
+        pytest.param(
+            "native", lambda c=case: alone(*c, grammar=Three(NO_REPEATS)), None, id=f"grammar: {case}", marks=needs_compiler
+        )
         for case in itertools.product(RULES, ("token", "block"), ("warm",))
     ),
     *(
@@ -249,60 +239,3 @@ def turned(engine: Any, plans: list[Plan], by: int, *, beside: list[Reading]) ->
     order = [(i + by) % len(plans) for i in range(len(plans))]
     results = dict(zip(order, engine.run([plans[i] for i in order], beside), strict=True))
     return [results[i] for i in range(len(plans))]
-
-
-NUM, ALL = 3_000, 8
-
-
-def test_draws_of_a_batch_on_the_reference_pair() -> None:
-    """Catches streams of requests that are not independent, and a bias of real draws that given uniforms cannot show: 3,000
-    requests, eight at a time, against the target's distribution of the first two tokens of each and of the first token of
-    neighbours. Three chi-square tests: false alarm 1e-4 over all seeds together."""
-    pair = sd.load_pair(backend="native")
-    decoder = sd.Decoder(pair, policy=CumulativeConfidence(threshold=0.05, max_tokens=3), costs=COSTS)
-    prompts = [encode(pair, text) for text in ("Once upon a time", "How many apples are left? There")]
-    target = pair.target.new_cache()
-
-    def likely(text: list[int], least: float) -> dict[int, float]:
-        """Tokens after a text that are likely, and the rest of them as -1."""
-        target.rollback(0)
-        p = target.extend(text, rows=1)[0][0].double().softmax(-1)
-        found = {int(t): float(p[t]) for t in (p > least).nonzero().flatten()}
-        return found | {-1: 1 - sum(found.values())}
-
-    firsts = [likely(prompt, 0.05) for prompt in prompts]
-    distributions: list[dict[Any, float]] = [{}, {}]
-    for distribution, prompt, first in zip(distributions, prompts, firsts, strict=True):
-        for token, p in first.items():
-            after = {-1: 1.0} if token == -1 else likely([*prompt, token], 0.1)
-            distribution |= {(token, t): p * share for t, share in after.items()}
-    counts, pairs = [Counter(), Counter()], Counter()
-    with unchecked():
-        for start in range(0, NUM, ALL):
-            running = [decoder.start(prompts[i % 2], max_tokens=4, seed=start + i, temperature=1.0) for i in range(ALL)]
-            for session in running:
-                session.prefill()
-            while on := [session for session in running if session.finish_reason is None]:
-                step(on)
-            texts = [session.tokens[session.num_prompt_tokens :] for session in running]
-            for i, text in enumerate(texts):
-                token = text[0] if text[0] in firsts[i % 2] else -1
-                counts[i % 2][token, text[1] if len(text) > 1 and (token, text[1]) in distributions[i % 2] else -1] += 1
-            for i in range(0, ALL, 2):
-                pairs[tuple(t[0] if t[0] in first else -1 for t, first in zip(texts[i : i + 2], firsts, strict=True))] += 1
-    both = {(a, b): p * q for (a, p), (b, q) in itertools.product(firsts[0].items(), firsts[1].items())}
-    for found, distribution in [(counts[0], distributions[0]), (counts[1], distributions[1]), (pairs, both)]:
-        assert len(distribution) > 5
-        assert chi_square_tail(*pooled(found, distribution)) > 1e-4 / 3
-
-
-def pooled(counts: Counter[Any], distribution: dict[Any, float]) -> tuple[dict[Any, int], dict[Any, float]]:
-    """With all that is expected less than five times as one."""
-    num = counts.total()
-    name = {outcome: outcome if num * p >= 5 else None for outcome, p in distribution.items()}
-    seen, expected = defaultdict(int), defaultdict(float)
-    for outcome, p in distribution.items():
-        expected[name[outcome]] += p
-        seen[name[outcome]] += counts[outcome]
-    assert sum(seen.values()) == num, "an outcome that the distribution does not have"
-    return dict(seen), {k: p for k, p in expected.items() if p > 0}

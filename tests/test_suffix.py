@@ -126,7 +126,8 @@ def proposed(policy: Policy, limit: int, ends: tuple[int, ...] = (), *, costs=No
     session = over(ends=ends).session(policy, TokenVerification(), streams(0))
     costs, memory = costs or over().costs, memory or policy.start()
     assert isinstance(session.engine, Copying)
-    return propose(Plan(session._request, list(tokens), decide(policy, memory, costs, limit), costs))
+    draft = propose(Plan(session._request, list(tokens), decide(policy, memory, costs, limit), costs))
+    return draft, draft.stop
 
 
 def test_draft_tokens_end_where_they_should():

@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "specdecpp.decoder": ("Decoder", "Output"),
-    "specdecpp.errors": (
-        "DataError",
-        "HeadError",
-        "PairError",
-        "PromptError",
-        "BackendError",
-        "SpecdecError",
-        "UnsoundError",
-    ),
+    "specdecpp.errors": ("BackendError", "DataError", "HeadError", "PairError", "PromptError", "SpecdecError", "UnsoundError"),
     "specdecpp.head": ("AcceptanceHead",),
     "specdecpp.integrations.transformers": ("custom_generate",),
     "specdecpp.loading.pair": ("Pair", "load_pair"),

@@ -38,11 +38,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def folder() -> Path:
-    """The folder for measurements, compiled code and weights: it belongs to this user, is there and can be written.
-
-    A temporary one where `trouble` gives a reason; it goes with the process. Where even that cannot be made, a path that
-    nothing can be written to: callers must do without.
-    """
+    """The folder for measurements, compiled code and weights: it belongs to this user, is there and can be written. A temporary
+    one where `trouble` gives a reason; where even that cannot be made, a path that nothing can be written to."""
     path = _wanted()
     return path if path and trouble() is None else _temporary()
 
@@ -73,10 +70,8 @@ def _wanted() -> Path | None:
 
 
 def _danger(path: Path) -> str | None:
-    """The reason why others could put code of theirs here, or replace a folder above; None where they cannot.
-
-    A group may write above: where users have groups of their own, homes are made so.
-    """
+    """The reason why others could put code of theirs here, or replace a folder above; None where they cannot. A group may write
+    above: where users have groups of their own, homes are made so."""
     me, found = os.geteuid(), path.stat()
     if found.st_uid != me:
         return f"{path} belongs to user {found.st_uid}, not to {me}"
@@ -146,8 +141,8 @@ def is_steady(times: Iterable[list[float]]) -> bool:
 
 
 def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The figures that `remember` was given for the same facts; None where nothing readable lies there, or they are those of a
-    busy machine and ten minutes old."""
+    """The figures that `remember` was given for the same facts; None where there are none, or they are those of a busy machine
+    and ten minutes old."""
     path = _path(kind, of)
     with suppress(OSError, ValueError):  # nothing, half a file, or one of another person
         found, age_s = json.loads(path.read_text(encoding="utf-8")), time.time() - path.stat().st_mtime
@@ -157,10 +152,8 @@ def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_steady: bool = True) -> None:
-    """Keep figures; those of a busy machine for ten minutes, so that a seed gives the same answer meanwhile.
-
-    Of one kind the `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error.
-    """
+    """Keep figures; those of a busy machine for ten minutes, so that a seed gives the same answer meanwhile. Of one kind the
+    `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error."""
     path = _path(kind, of)
     with suppress(OSError):
         write(path, json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n")

@@ -5,6 +5,7 @@ Pair -> Decoder.stream(): draft (policy stops it) -> verify -> commit / roll bac
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypedDict, Unpack, overload
 
 from specdecpp.backends import Draws
@@ -102,7 +103,7 @@ class Decoder:
         self.reuses = reuses
         self.memory = Memory(pair, policy, verification, costs, remembers=remember)
         if record_passes(pair.target, pair.draft):
-            for sampling in (self.sampling_of(), Sampling(temperature=0.7, top_p=0.9)):
+            for sampling in (asked({}, pair.sampling), Sampling(temperature=0.7, top_p=0.9)):
                 _compile_for(pair, sampling)
         if pair.is_identified:
             self.memory.running_costs()
@@ -115,16 +116,17 @@ class Decoder:
     def start(self, prompt: Prompt, **options: Unpack[Options]) -> Session:
         """Set up a request without running it: a session to `prefill` and `step`. The first may measure what steps cost.
 
-        Defaults: max_tokens=256, no stop strings, a fresh seed; sampling as the target's generation config asks for it, and
-        where that says nothing temperature 1 and every token kept (`sampling_of`); any text. With `json_schema` (a dict, a bool
-        or a text) or `grammar` (a `Grammar`, or rules in llguidance's dialect of Lark) the answer has the target's distribution
-        under these, and ends with them. Raises ValueError for a value out of range, and a grammar that cannot be compiled,
-        `PromptError` for what is no prompt, is empty or too long, `UnsoundError` for sampling under `GreedyVerification`.
+        Defaults: max_tokens=256, no stop strings, a fresh seed, any text. Sampling is `sampling` whole, else each parameter as
+        given (top_k=0 keeps every token), as the target's generation config has it, or the default of `Sampling`. With
+        `json_schema` (a dict, a bool or a text) or `grammar` (a `Grammar`, or rules in llguidance's dialect of Lark) the answer
+        has the target's distribution under these, and ends with them. Raises ValueError for a value out of range and a grammar
+        that cannot be compiled, `PromptError` for what is no prompt, is empty or too long, `UnsoundError` for sampling under
+        `GreedyVerification`.
         """
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
             raise TypeError(f"unknown options {sorted(unknown)}; known are {sorted(Options.__annotations__)}")
-        sampling = self.sampling_of(**options)
+        sampling = asked(options, self.pair.sampling)
         if self.verification.greedy_only and not sampling.is_greedy:
             raise UnsoundError(
                 f"GreedyVerification keeps the target's distribution at temperature 0 only, got temperature "
@@ -141,13 +143,11 @@ class Decoder:
     def _session(self, ids: list[int], target: Any, draft: Any, sampling: Sampling, options: Options) -> Session:
         seed, max_tokens = options.get("seed"), whole("max_tokens", options.get("max_tokens", 256))
         costs = self.memory.running_costs() if seed is None else self.costs
-        grammar, matcher = grammar_of(options.get("grammar"), options.get("json_schema")), None
-        if grammar is not None:
-            pair = self.pair
-            matcher = grammar.matcher(pair.tokenizer, vocab_size=pair.target.vocab_size, ends=pair.ends)
+        pair, grammar = self.pair, grammar_of(options.get("grammar"), options.get("json_schema"))
+        matcher = grammar and grammar.matcher(pair.tokenizer, vocab_size=pair.target.vocab_size, ends=pair.ends)
         is_apart = seed is not None or matcher is not None  # text under a grammar teaches nothing about other text
         if seed is not None and getattr(draft, "num_skipped", 0):
-            draft = self.pair.draft.new_cache()  # what it has left out depends on the requests before
+            draft = pair.draft.new_cache()  # what it has left out depends on the requests before
         return Session(
             target=target,
             draft=draft,
@@ -157,24 +157,16 @@ class Decoder:
             sampling=sampling,
             prompt=ids,
             max_tokens=max_tokens,
-            randomness=streams(seed, draw=self.pair.draft.draw if isinstance(self.pair.draft, Draws) else None),
-            ends=() if options.get("ignore_eos") else self.pair.ends,
-            detokenizer=Detokenizer(self.pair.tokenizer, options.get("stop", ())),
+            randomness=streams(seed, draw=pair.draft.draw if isinstance(pair.draft, Draws) else None),
+            ends=() if options.get("ignore_eos") else pair.ends,
+            detokenizer=Detokenizer(pair.tokenizer, options.get("stop", ())),
             costs=costs if matcher is None or not isinstance(costs, CostClock) else costs.now,
             tail=costs.now.worth_reading(max_tokens) if isinstance(costs, CostClock) else None,
             experience=self.memory.practised(sampling) if is_apart else self.memory.experience(sampling),
-            kept=self.pair.kept if self.reuses else None,
+            kept=pair.kept if self.reuses else None,
             tally=None if matcher is not None else self.memory.tally(sampling, ids),
             grammar=matcher,
         )
-
-    def sampling_of(self, **options: Unpack[Options]) -> Sampling:
-        """The sampling of a request: `sampling` whole, else each parameter as given (top_k=0 keeps every token), as the
-        target's generation config has it (`Pair.sampling`), or the default of `Sampling`.
-
-        Raises ValueError for a value out of range, and for `sampling` beside single parameters.
-        """
-        return asked(options, self.pair.sampling)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[Step]:
         """Steps as they are decided; `step.text` is text to print. Options as in `start`, errors before the first step.
@@ -210,27 +202,25 @@ class Decoder:
             raise ValueError(f"at_once must be at least 1, got {at_once}")
         if isinstance(prompts, str):
             raise PromptError(f"generate_all takes a list of prompts, got one text, {prompts!r:.40}. Put it in a list.")
-        waiting = [(i, encode(self.pair, prompt)) for i, prompt in enumerate(prompts)][::-1]
-        running: list[tuple[int, Session, list[Step]]] = []
-        done: dict[int, Output] = {}
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                i, ids = waiting.pop()
-                running.append((i, self.start(ids, **options), []))
-            on = [(session, steps) for _, session, steps in running if session.finish_reason is None]
-            for (_, steps), outcome in zip(on, step([session for session, _ in on]), strict=True):
+        waiting = iter(enumerate([encode(self.pair, prompt) for prompt in prompts]))
+        running: dict[Session, tuple[int, list[Step]]] = {}
+        outputs: dict[int, Output] = {}
+        while len(outputs) < len(prompts):
+            running |= {self.start(ids, **options): (i, []) for i, ids in islice(waiting, at_once - len(running))}
+            on = [session for session in running if session.finish_reason is None]
+            for session, outcome in zip(on, step(on), strict=True):
                 if isinstance(outcome, Exception):
                     raise outcome
                 if isinstance(outcome, Step):
-                    steps.append(outcome)
-            done |= {i: finished(session, steps) for i, session, steps in running if session.finish_reason is not None}
-            running = [one for one in running if one[1].finish_reason is None]
-        return [done[i] for i in range(len(prompts))]
+                    running[session][1].append(outcome)
+            for session in [session for session in running if session.finish_reason is not None]:
+                i, steps = running.pop(session)
+                outputs[i] = finished(session, steps)
+        return [outputs[i] for i in range(len(prompts))]
 
 
 def _compile_for(pair: Pair, sampling: Sampling) -> None:
-    """Run two steps under this sampling: Triton compiles kernels at their first use, which takes seconds and would hold up the
-    first request. Not run on a GPU yet, only with stand-ins for graphs."""
+    """Run two steps under this sampling: Triton compiles kernels at their first use, which takes seconds."""
     session = Session(
         target=pair.target.new_cache(),
         draft=pair.draft.new_cache(),

@@ -43,8 +43,6 @@ class Detokenizer:
             before, self._end = self._end, len(self._tokens)
             if self._end - self._start > _WINDOW:
                 self._start, self._known = before, self._read(self._tokens[before:])
-        if not self._stop:
-            return self._release(len(self._text)), False
         # What could begin a stop string has been held back, so none begins in what was released.
         hits = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, self._released)) >= 0]
         if hits:
@@ -63,16 +61,13 @@ class Detokenizer:
 
     def _undecided(self) -> int:
         """Length of the longest tail that begins a stop string."""
-        longest = max((len(s) - 1 for s in self._stop), default=0)
-        tail = self._text[-longest:] if longest else ""
-        for n in range(len(tail), 0, -1):
-            if any(s.startswith(tail[-n:]) for s in self._stop):
-                return n
-        return 0
+        longest = min(len(self._text), max(map(len, self._stop), default=1) - 1)
+        lengths = (n for n in range(longest, 0, -1) if any(s.startswith(self._text[-n:]) for s in self._stop))
+        return next(lengths, 0)
 
 
 def half_character(text: str) -> str | None:
-    """Where a text holds half of a surrogate pair, or a byte that was no UTF-8: no tokenizer can read that. None: it does not.
+    """Place of half a surrogate pair in a text, or of a byte that was no UTF-8, which no tokenizer can read; None without one.
 
     >>> half_character("ab\\ud800")
     'U+D800 at character 3'

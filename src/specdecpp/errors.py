@@ -1,13 +1,4 @@
-"""Exceptions, as a tree. Every message says what is wrong, the facts, and what to do.
-
-    SpecdecError
-    ├── PairError          (ValueError)   target and draft do not fit each other
-    ├── BackendError        (ValueError)   a model cannot be run here: its cache cannot be rolled back
-    ├── HeadError          (ValueError)   a head is unreadable, of the wrong width, or made for another pair
-    ├── PromptError        (ValueError)   empty without a start token, or longer than the context
-    ├── DataError          (ValueError)   prompts, labels or a recipe that cannot be read or do not belong together
-    ├── UnsoundError       (ValueError)   a combination that would change the target's distribution
-    └── MissingExtraError  (ImportError)  an optional dependency is not installed
+"""Exceptions. Every message says what is wrong, the facts, and what to do.
 
 A bad value in a configuration (a negative temperature) is a plain ValueError, raised where the value is given.
 """
@@ -22,15 +13,15 @@ class PairError(SpecdecError, ValueError):
 
 
 class BackendError(SpecdecError, ValueError):
-    """A model cannot be run by this backend."""
+    """A model cannot be run by this backend, as where its cache cannot be rolled back."""
 
 
 class HeadError(SpecdecError, ValueError):
-    """An acceptance head is unreadable or does not fit."""
+    """An acceptance head is unreadable, of the wrong width, or made for another pair."""
 
 
 class PromptError(SpecdecError, ValueError):
-    """A prompt cannot be decoded."""
+    """A prompt is no prompt, empty without a start token, or longer than the context."""
 
 
 class DataError(SpecdecError, ValueError):

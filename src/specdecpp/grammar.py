@@ -12,7 +12,7 @@ and a keyword of JSON Schema that it does not know is an error rather than ignor
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,30 +27,40 @@ BLANKS = r"( |\r?\n[ \t]{0,40})?"
 ever."""
 
 
-@runtime_checkable
-class Matcher(Protocol):
-    """A grammar's place in one answer."""
+class Matcher:
+    """A grammar's place in one answer, by llguidance."""
+
+    def __init__(self, found: Any, vocab_size: int):
+        self._found, self._size = found, vocab_size
+        self._bits = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
 
     @property
     def is_over(self) -> bool:
         """True where nothing can follow: the answer has ended."""
-        ...
+        return self._found.is_stopped()
 
     def allowed(self) -> Bool[Tensor, " V"]:
         """True for tokens that may come next, ends of text among them. All of them where the answer has ended."""
-        ...
+        if self.is_over:
+            return torch.ones(self._size, dtype=torch.bool)
+        self._found.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        _check(self._found)
+        found = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._size]
+        return torch.from_numpy(found.view(bool))
 
     def forced(self) -> list[int]:
         """The next tokens where the text can go on in one way only: drafted without a model."""
-        ...
+        found = self._found.compute_ff_tokens()
+        return found[: self._found.validate_tokens(found)] if found else found  # text that reads like a special token is none
 
     def push(self, token: int) -> None:
         """Go on by a token that is allowed."""
-        ...
+        self._found.consume_token(token)
+        _check(self._found)
 
     def fork(self) -> "Matcher":
         """A copy that goes its own way."""
-        ...
+        return Matcher(self._found.deep_copy(), self._size)
 
 
 def restricted(logits: Float[Tensor, "*rows V"], allowed: Bool[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
@@ -101,10 +111,10 @@ class Grammar:
             raise ValueError(f"the JSON schema must be an object or a bool, got {text:.40}. Give {{}} for any JSON.")
         return cls("json", text)
 
-    def matcher(self, tokenizer: Any, *, vocab_size: int, ends: tuple[int, ...]) -> "CompiledMatcher":
+    def matcher(self, tokenizer: Any, *, vocab_size: int, ends: tuple[int, ...]) -> Matcher:
         """Compile it for answers in the tokens of a fast tokenizer, which `ends` may end. Raises ValueError for a grammar that
         cannot be compiled, `MissingExtraError` without llguidance."""
-        return CompiledMatcher(_compiled(self, _spelling(tokenizer, vocab_size, ends)).deep_copy(), vocab_size)
+        return Matcher(_compiled(self, _spelling(tokenizer, vocab_size, ends)).deep_copy(), vocab_size)
 
 
 def grammar_of(grammar: Any, json_schema: Any) -> Grammar | None:
@@ -118,37 +128,6 @@ def grammar_of(grammar: Any, json_schema: Any) -> Grammar | None:
     if isinstance(grammar, str):
         return Grammar("lark", grammar)
     raise ValueError(f"grammar must be a Grammar, or rules in Lark as a text, got {grammar!r:.60}.")
-
-
-class CompiledMatcher:
-    """A matcher by llguidance."""
-
-    def __init__(self, found: Any, vocab_size: int):
-        self._found, self._size = found, vocab_size
-        self._bits = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
-
-    @property
-    def is_over(self) -> bool:
-        return self._found.is_stopped()
-
-    def allowed(self) -> Bool[Tensor, " V"]:
-        if self.is_over:
-            return torch.ones(self._size, dtype=torch.bool)
-        self._found.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        _check(self._found)
-        found = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._size]
-        return torch.from_numpy(found.view(bool))
-
-    def forced(self) -> list[int]:
-        found = self._found.compute_ff_tokens()
-        return found[: self._found.validate_tokens(found)] if found else found  # text that reads like a special token is none
-
-    def push(self, token: int) -> None:
-        self._found.consume_token(token)
-        _check(self._found)
-
-    def fork(self) -> "CompiledMatcher":
-        return CompiledMatcher(self._found.deep_copy(), self._size)
 
 
 class GrammarError(ValueError):

@@ -33,14 +33,14 @@ def encode(pair: Pair, prompt: Prompt, *, tools: list[dict[str, Any]] | None = N
     refuses.
     """
     given = _row(prompt)
-    if isinstance(given, str):
-        ids = list(pair.tokenizer(_whole(given)).input_ids)
-    elif isinstance(given, bytes | bytearray | Mapping) or not isinstance(given, Sequence):
+    if isinstance(given, bytes | bytearray | Mapping) or not isinstance(given, Sequence):
         raise PromptError(f"the prompt is {type(prompt).__name__} {short(prompt)}. {TAKEN}")
-    elif given and all(isinstance(t, dict) for t in given):
-        if not getattr(pair.tokenizer, "chat_template", None):
-            raise PromptError("the prompt is a list of messages, but the tokenizer has no chat template. Give plain text.")
-        ids = list(pair.tokenizer(_whole(_rendered(pair, given, tools)), add_special_tokens=False).input_ids)
+    is_chat = bool(given) and all(isinstance(t, dict) for t in given)
+    if is_chat or isinstance(given, str):
+        text = _rendered(pair, given, tools) if is_chat else str(given)
+        if half := half_character(text):
+            raise PromptError(f"the prompt holds half of a character ({half}), which has no encoding. Give whole characters.")
+        ids = list(pair.tokenizer(text, add_special_tokens=not is_chat).input_ids)
     else:
         ids = _checked(pair, given)
     if not ids and pair.tokenizer.bos_token_id is not None:
@@ -84,6 +84,8 @@ def _listed(rows: Any) -> Any:
 def _rendered(pair: Pair, messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> str:
     from jinja2 import TemplateError
 
+    if not getattr(pair.tokenizer, "chat_template", None):
+        raise PromptError("the prompt is a list of messages, but the tokenizer has no chat template. Give plain text.")
     try:
         return pair.tokenizer.apply_chat_template(list(messages), tools=tools, add_generation_prompt=True, tokenize=False)
     except (TemplateError, KeyError, TypeError, AttributeError) as error:  # what templates raise, and what they stumble over
@@ -91,9 +93,3 @@ def _rendered(pair: Pair, messages: Sequence[Any], tools: list[dict[str, Any]] |
             f"the tokenizer's chat template refuses these messages ({error}). Give messages with role and content, in an order "
             "that it knows."
         ) from error
-
-
-def _whole(text: str) -> str:
-    if half := half_character(text):
-        raise PromptError(f"the prompt holds half of a character ({half}), which has no encoding. Give whole characters.")
-    return text

@@ -76,9 +76,9 @@ def asked(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sampling:
             raise ValueError(f"sampling must be a Sampling, got {all_of_it!r}. Give Sampling(temperature=..., top_p=...).")
         return all_of_it
     chosen: dict[str, Any] = {name: defaults[name] for name in names if name in defaults} | given
-    top_k = chosen.pop("top_k", None)
-    top_k = None if top_k is None else whole("top_k", top_k) or None
-    return Sampling(top_k=top_k, **{name: number(name, value) for name, value in chosen.items()})
+    if chosen.get("top_k") is not None:
+        chosen["top_k"] = whole("top_k", chosen["top_k"]) or None
+    return Sampling(**chosen)
 
 
 def number(name: str, value: Any) -> float:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from specdecpp.backends.base import ReadsBoth
-from specdecpp.step import Request
+from specdecpp.step import Request, Result
 
 if TYPE_CHECKING:
     from specdecpp.session import Session, Step
@@ -23,13 +23,17 @@ ROWS = 256
 
 @dataclass(slots=True)
 class Reading:
-    """Tokens of a prompt that the models of a request are to read, nothing being decided: `target` ids by the one, `draft` ids
-    by the other, either of them none. `took_s` becomes the request's share of the passes, in seconds."""
+    """A piece of a prompt, which the models of a request read, nothing being decided: `target` ids by the one, `draft` ids by
+    the other, either of them none. `took_s` becomes the request's share of the passes, in seconds."""
 
     request: Request
     target: list[int]
     draft: list[int]
     took_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return max(len(self.target), len(self.draft))
 
     def by_both(self, least: int = 1) -> bool:
         """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
@@ -55,15 +59,9 @@ class Reading:
         self.took_s = perf_counter() - started
 
 
-@dataclass(frozen=True)
-class Read:
-    """A piece of a prompt that was read: its tokens, and the request's share of the passes in seconds."""
-
-    num_tokens: int
-    seconds: float
-
-
-def step(sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = None) -> "list[Step | Read | Exception | None]":
+def step(
+    sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = None
+) -> "list[Step | Reading | Exception | None]":
     """Take one step of requests that have not ended. The outcome of each, in order: a step, or what was read of its prompt.
 
     Passes that requests share read up to `rows` tokens of their prompts; a request that reads alone reads up to `most` (None:
@@ -71,9 +69,7 @@ def step(sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = 
     pass fails, nothing has been decided, and each request is run by itself.
     """
     sharing = [session for session in sessions if session.engine.has_batches]
-    outcomes: dict[Session, Any] = {}
-    if sharing:
-        outcomes = _shared(sharing, rows)
+    outcomes: dict[Session, Any] = _shared(sharing, rows) if sharing else {}
     has_read = False
     for session in sessions:
         if session in outcomes:
@@ -81,7 +77,7 @@ def step(sessions: "Sequence[Session]", *, rows: int = ROWS, most: int | None = 
         if not session.num_unread:
             outcomes[session] = _tried(session.step)
         elif not has_read:
-            outcomes[session], has_read = _tried(_read, session, most), True
+            outcomes[session], has_read = _tried(session.read, most), True
     return [outcomes.get(session) for session in sessions]
 
 
@@ -90,10 +86,10 @@ def outcome_of(session: "Session") -> "Step | None":
     (outcome,) = step([session])
     if isinstance(outcome, Exception):
         raise outcome
-    return None if isinstance(outcome, Read) else outcome
+    return None if isinstance(outcome, Reading) else outcome
 
 
-def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Step | Read | Exception]":
+def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Step | Reading | Exception]":
     """A step of requests that share passes; one by one where that fails."""
     reading = [session for session in sessions if session.num_unread]
     on = [session for session in sessions if session not in reading]
@@ -105,58 +101,50 @@ def _shared(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Step | R
     for session in sessions:
         session.rewind()
     alone: dict[Session, Any] = {session: _tried(session.step) for session in on}
-    return alone | {session: _tried(_read, session, max(1, rows // len(reading))) for session in reading}
+    return alone | {session: _tried(session.read, max(1, rows // len(reading))) for session in reading}
 
 
 def decode(
     sessions: "Sequence[Session]", reading: "Sequence[Session]" = (), *, rows: int = ROWS
-) -> "dict[Session, Step | Read | Exception]":
+) -> "dict[Session, Step | Reading | Exception]":
     """A step of each of `sessions`, and pieces of the prompts of `reading`. Seconds are each request's share.
 
     An exception stands in place of a step that could not be committed: a matter of that request alone. What fails before, in
     the models, is raised; then nothing is decided, and each that is told to `rewind` can go on.
     """
-    started, num = perf_counter(), len(sessions) + len(reading)
-    for session in (*sessions, *reading):
-        session.num_together = num
-    plans = [session.plan() for session in sessions]
-    pieces = dict(zip(reading, shares(reading, rows), strict=True)) if reading else {}
-    results: dict[int, Any] = {}
-    for engine in dict.fromkeys(session.engine for session in (*sessions, *reading)):
-        of = [i for i, session in enumerate(sessions) if session.engine is engine]
-        beside = [session for session in reading if session.engine is engine]
-        results.update(zip(of, engine.run([plans[i] for i in of], [pieces[one] for one in beside]), strict=True))
-    outcomes: dict[Session, Any] = {session: _noted(session, piece) for session, piece in pieces.items()}
-    decided = [_tried(session.commit, plans[i], results[i]) for i, session in enumerate(sessions)]
-    for i, session in enumerate(sessions):
-        session.prefill_s += results[i].once_s
-    spent_s = sum(one.draft_s + one.head_s + one.verify_s + one.once_s for one in results.values())
-    spent_s += sum(piece.took_s for piece in pieces.values())
+    started, everyone = perf_counter(), [*sessions, *reading]
+    for session in everyone:
+        session.num_together = len(everyone)
+    plans = {session: session.plan() for session in sessions}
+    pieces = shares(reading, rows)
+    results: dict[Session, Result] = {}
+    for engine in dict.fromkeys(session.engine for session in everyone):
+        own = [session for session in sessions if session.engine is engine]
+        beside = [pieces[session] for session in reading if session.engine is engine]
+        results.update(zip(own, engine.run([plans[session] for session in own], beside), strict=True))
+    spent_s = 0.0
+    for session, piece in pieces.items():
+        session.prefill_s += piece.took_s
+        spent_s += piece.took_s
+    for session, result in results.items():
+        session.prefill_s += result.once_s
+        spent_s += result.draft_s + result.head_s + result.verify_s + result.once_s
+    committed = {session: _tried(session.commit, plans[session], result) for session, result in results.items()}
     other_s = max(0.0, perf_counter() - started - spent_s) / max(1, len(sessions))
-    for i, (session, pieces_of) in enumerate(zip(sessions, decided, strict=True)):
-        failed = isinstance(pieces_of, Exception)
-        outcomes[session] = pieces_of if failed else _tried(session.learn, results[i], pieces_of, other_s)
+    outcomes: dict[Session, Any] = {**pieces, **committed}
+    for session, tokens in committed.items():
+        if not isinstance(tokens, Exception):
+            outcomes[session] = _tried(session.learn, results[session], tokens, other_s)
     return outcomes
 
 
-def shares(sessions: "Sequence[Session]", rows: int) -> list[Reading]:
+def shares(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Reading]":
     """So many tokens of prompts, shared out evenly; what a short prompt leaves goes to the others. One of each at least."""
     nums, left = {}, rows
     for num, session in enumerate(sorted(sessions, key=lambda session: session.num_unread)):
         nums[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))
         left -= nums[session]
-    return [session.reading(nums[session]) for session in sessions]
-
-
-def _noted(session: "Session", piece: Reading) -> Read:
-    session.prefill_s += piece.took_s
-    return Read(max(len(piece.target), len(piece.draft)), piece.took_s)
-
-
-def _read(session: "Session", most: int | None) -> Read:
-    num, seconds = session.num_unread, session.prefill_s
-    session.prefill(most)
-    return Read(num - session.num_unread, session.prefill_s - seconds)
+    return {session: session.reading(nums[session]) for session in sessions}
 
 
 def _tried(do: Callable[..., Any], *args: Any) -> Any:

@@ -43,9 +43,8 @@ class Session:
     `tail`             tokens at the end of the text that a draft which can skip (`backends.Skips`) reads when first asked
     `grammar`          what the answer may be, as far as its beginning (`grammar.Grammar.matcher`)
 
-    Raises `PromptError` for an empty prompt or one longer than the target's context, `UnsoundError` for temperature 0 under a
-    verification that needs q, and for one that changes the distribution without lossless=False. `watch`, where it is set, sees
-    every step; that changes nothing else.
+    `watch`, where it is set, sees every step; that changes nothing else. Raises `PromptError` for an empty prompt or one longer
+    than the target's context, `UnsoundError` and ValueError for what `verify.check_request` refuses.
     """
 
     def __init__(
@@ -82,29 +81,23 @@ class Session:
         self.target, self.draft = target, draft
         self.policy, self.sampling, self.is_lossless = policy, sampling, is_lossless(verification)
         self.tokens = list(prompt)
-        self.num_prompt_tokens = len(prompt)
-        self.num_cached_tokens = target.length
-        self.tally = tally
-        self.max_tokens = max_tokens
-        self.ends = frozenset(ends)
+        self.num_prompt_tokens, self.num_cached_tokens = len(prompt), target.length
+        self.max_tokens, self.ends = max_tokens, frozenset(ends)
         self.finish_reason: FinishReason | None = None
         self.prefill_s = 0.0
         self.watch: Watch | None = None
-        self._costs = costs
-        self._detokenizer = detokenizer
-        self._experience, self._kept = experience, kept
+        self.tally, self.num_together = tally, 1
+        self._costs, self._experience = costs, experience
+        self._detokenizer, self._kept = detokenizer, kept
         self._num_before = 1
-        self.num_together = 1
-        skips = tail is not None and isinstance(draft, Skips)
-        if skips and isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0:
-            skips = False  # it reads along with the target
-        self._tail = tail if skips else None
+        reads_along = isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0
+        self._tail = tail if isinstance(draft, Skips) and not reads_along else None
         given = Given(num_unread=min(len(prompt), self._tail or len(prompt)), is_greedy=sampling.is_greedy)
         self._memory = (experience or Experience(policy)).begin(given)
-        self._seen = None
+        seen = None
         if sampling.needs_seen:
-            self._seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
-            self._seen[self.tokens] = True
+            seen = torch.zeros(target.vocab_size, dtype=torch.bool, device=target.device)
+            seen[self.tokens] = True
         self._request = Request(
             target=target,
             draft=draft,
@@ -113,7 +106,7 @@ class Session:
             sampling=sampling,
             randomness=randomness,
             ends=self.ends,
-            seen=self._seen,
+            seen=seen,
             grammar=grammar,
         )
         self.engine = engine_for(self._request)
@@ -124,13 +117,9 @@ class Session:
 
     @property
     def costs(self) -> Costs | None:
-        """Costs of a step as they are now: the request's share, where requests are decoded together.
-
-        With a seed always what it costs alone, so that an answer does not depend on who else is there.
-        """
-        if not isinstance(self._costs, CostClock):
-            return self._costs
-        return self._costs.shared(self.num_together)
+        """Costs of a step as they are now: the request's share, where requests are decoded together. With a seed always what it
+        costs alone, so that an answer does not depend on who else is there."""
+        return self._costs.shared(self.num_together) if isinstance(self._costs, CostClock) else self._costs
 
     @property
     def num_tokens_left(self) -> int:
@@ -141,15 +130,20 @@ class Session:
     def prefill(self, most: int | None = None) -> bool:
         """Read the prompt but for its last token, which the first step reads; at most `most` tokens of it where others wait.
         Return True once all of it has been read."""
+        self.read(most)
+        return not self.num_unread
+
+    def read(self, most: int | None = None) -> Reading:
+        """Read as `prefill` does: the piece that has been read."""
         piece = self.reading(self.num_unread if most is None else most)
         piece.read()
         self.prefill_s += piece.took_s
-        return not self.num_unread
+        return piece
 
     @property
     def num_unread(self) -> int:
         """Tokens that `prefill` has still to read; where passes are shared also the many that a draft lacks when it is first
-        asked, since a step would read them at once while the others wait."""
+        asked: a step would read them at once while the others wait."""
         lacking = len(self.tokens) - 1 - self.draft.length
         if lacking > ROWS and self.engine.has_batches and self._decision(self.costs).may_draft:
             return lacking
@@ -178,7 +172,7 @@ class Session:
             stream.rewind()
 
     def release(self) -> None:
-        """Keep the caches for requests that begin with this text, as the end of an answer does. There is no going on then."""
+        """Keep the caches for requests that begin with this text; the session cannot go on then."""
         kept, self._kept = self._kept, None
         if kept is not None:
             self.rewind()
@@ -195,17 +189,15 @@ class Session:
 
     def _decision(self, costs: Costs | None) -> Decision:
         """Limit and rule of the coming step; one token of the room is kept for the correction or bonus."""
-        room = max(0, min(self.num_tokens_left - 1, self._draft_room()))
-        decision = decide(self.policy, self._memory, costs, room)
+        room = self.num_tokens_left - 1
+        if self.draft.max_length is not None:  # the draft reads all draft tokens but the last
+            room = min(room, self.draft.max_length - len(self.tokens) + 1)
+        decision = decide(self.policy, self._memory, costs, max(0, room))
         if self._tail is not None and decision.may_draft:
             draft, start = cast(Skips, self.draft), len(self.tokens) - 1 - self._tail  # asking its class takes .04 ms
             if draft.length == draft.num_skipped < start:  # it has read nothing yet
                 draft.skip(start)
         return decision
-
-    def _draft_room(self) -> int:
-        """How many draft tokens the draft's own context admits: it reads all but the last of them."""
-        return self.max_tokens if self.draft.max_length is None else self.draft.max_length - len(self.tokens) + 1
 
     def commit(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
         """Append what was decided, token by token until the answer ends; cut both caches to what was kept. `watch` sees it
@@ -213,14 +205,11 @@ class Session:
         if self.watch is not None:
             self.watch(plan, result)
         self._mark()
-        own: Origin = "bonus" if result.is_whole else "correction"
-        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.accepted]
+        own: Origin = "bonus" if result.num_accepted == result.num_drafted else "correction"
+        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.tokens[: result.num_accepted]]
         pieces = []
         for token, origin in [*kept, (result.next_token, own)]:
-            self.tokens.append(token)
-            pieces.append(Piece(token=token, text=self._text_of(token), origin=origin))
-            if self._seen is not None:
-                self._seen[token] = True
+            pieces.append(Piece(token=token, text=self._push(token), origin=origin))
             if self.finish_reason:
                 return tuple(pieces)
         self.target.rollback(len(self.tokens) - 1)
@@ -229,10 +218,15 @@ class Session:
 
     def learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Step:
         """Make the `Step` of a result; the policy and the clock learn from it."""
-        costs, num_accepted = self.costs, sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
+        costs, num = self.costs, result.num_drafted
+        num_accepted = sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
+        expected_s = result.expected_s
+        if is_chain := expected_s is None:  # not a step of an engine that a policy brings
+            expected_s = 0.0 if costs is None else costs.step_s(num) + costs.switch_s * is_switch(self._num_before, num)
+            self._num_before = num
         outcome = Step(
             pieces=pieces,
-            num_drafted=result.num_drafted,
+            num_drafted=num,
             num_accepted=num_accepted,
             stop=result.stop,
             judged=tuple(result.judged),
@@ -242,56 +236,43 @@ class Session:
             verify_s=result.verify_s,
             other_s=other_s,
             forward_s=result.forward_s,
-            expected_s=0.0 if costs is None else self._expected_s(result, costs),
+            expected_s=expected_s,
             costs=costs,
             extra=result.extra,
             tv=sum(result.tv[: len(pieces)], 0.0),
             overlaps=tuple(result.overlaps[: num_accepted + 1] if result.extra is None else result.overlaps),
         )
-        is_chain = result.expected_s is None  # not a step of an engine that a policy brings
-        if is_chain:
-            self._num_before = result.num_drafted
         self._memory = self.policy.learn(self._memory, outcome)
         if isinstance(self._costs, CostClock) and is_chain:
             self._costs.update(outcome)
-        if self._experience is not None and self.finish_reason:
-            self._experience.add(self._memory)
         if self.tally is not None:
             self.tally.add(outcome)
         if self.finish_reason:
+            if self._experience is not None:
+                self._experience.add(self._memory)
             self.release()
         return outcome
 
-    def _expected_s(self, result: Result, costs: Costs) -> float:
-        """Seconds of such a step by the cost model."""
-        if result.expected_s is not None:
-            return result.expected_s
-        num = result.num_drafted
-        return costs.step_s(num) + costs.switch_s * is_switch(self._num_before, num)
-
-    def _text_of(self, token: int) -> str:
-        """The text a token releases; sets `finish_reason` where the answer ends with it."""
+    def _push(self, token: int) -> str:
+        """Append a token: the text it releases. Sets `finish_reason` where the answer ends with it."""
         text, is_stopped = "", False
+        self.tokens.append(token)
+        if self._request.seen is not None:
+            self._request.seen[token] = True
         if token in self.ends:
             self.finish_reason = "eos"
         elif self._detokenizer:
             text, is_stopped = self._detokenizer.push(token)
         if is_stopped:
             self.finish_reason = "stop"
-        elif self.finish_reason is None and self._ends_grammar(token):
-            self.finish_reason = "grammar"
-        elif self.finish_reason is None and self.num_tokens_left <= 0:
+        if self.finish_reason is None and (grammar := self._request.grammar) is not None:
+            grammar.push(token)
+            self.finish_reason = "grammar" if grammar.is_over else None
+        if self.finish_reason is None and self.num_tokens_left <= 0:
             self.finish_reason = "length"
-        if self._detokenizer and self.finish_reason in ("eos", "length", "grammar"):
+        if self._detokenizer and self.finish_reason not in (None, "stop"):
             text += self._detokenizer.flush()
         return text
-
-    def _ends_grammar(self, token: int) -> bool:
-        """Take a token into the grammar, and tell whether nothing can follow it."""
-        if (grammar := self._request.grammar) is None:
-            return False
-        grammar.push(token)
-        return grammar.is_over
 
 
 def _check_prompt(prompt: Sequence[int], *, max_tokens: int, max_length: int | None) -> None:

@@ -29,10 +29,9 @@ from specdecpp.policies import Costs, Policy, Stop
 from specdecpp.policies.head import judge_of, skips_forced
 from specdecpp.policies.protocol import END_OF_TEXT, LIMIT, Decision
 from specdecpp.sampling import Randomness, Sampling, penalised, probabilities, seen_rows
-from specdecpp.verify import Verdict, Verification
+from specdecpp.verify import Verification
 
 if TYPE_CHECKING:
-    from specdecpp.drafters.copying import Copied
     from specdecpp.scheduler import Reading
 
 NOT_SCORED = Stop("the draft scores none of the allowed tokens")
@@ -71,8 +70,6 @@ class Plan:
     decision: Decision
     costs: Costs | None = None
     wants_rows: bool = False
-    found: "tuple[Copied, Stop] | None" = None
-    """Copies that the text offers, where that has been looked up."""
 
 
 @dataclass(kw_only=True)
@@ -127,16 +124,6 @@ class Result:
     overlaps: Sequence[float] = ()
 
     @property
-    def accepted(self) -> list[int]:
-        """The draft tokens that are accepted."""
-        return self.tokens[: self.num_accepted]
-
-    @property
-    def is_whole(self) -> bool:
-        """True where no draft token was rejected: the next token is a bonus."""
-        return self.num_accepted == self.num_drafted
-
-    @property
     def num_drafted(self) -> int:
         return len(self.tokens)
 
@@ -164,28 +151,23 @@ class Engine(Protocol):
 class Draft:
     """The draft tokens of one step, and what the draft's side knows about them. This is all a policy sees.
 
-    q[i] [V] is the distribution draft token i was drawn from (None under greedy drafting); `judged` are the head's estimates
-    of the first draft tokens, in order: of those that were read or, where the policy looks ahead, of all.
+    q[i] [V] is the distribution draft token i was drawn from; `is_greedy`: the logits whose argmax it is. `judged` are the
+    head's estimates of the first draft tokens, in order: of those that were read or, where the policy looks ahead, of all.
     """
 
     costs: Costs | None = None
+    is_greedy: bool = False
     tokens: list[int] = field(default_factory=list)
-    q: list[Float[Tensor, " V"] | None] = field(default_factory=list)
+    q: list[Float[Tensor, " V"]] = field(default_factory=list)
     judged: list[float] = field(default_factory=list)
     stop: Stop = LIMIT
     forward_s: float = 0.0
     head_s: float = 0.0
-    _logits: list[Float[Tensor, " V"] | None] = field(default_factory=list)
     _confidences: list[float] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
-
-    @property
-    def is_greedy(self) -> bool:
-        """True where the last draft token is an argmax rather than a draw."""
-        return self.num_tokens > 0 and self.q[-1] is None
 
     @property
     def survival(self) -> float:
@@ -194,11 +176,12 @@ class Draft:
 
     def distribution(self, i: int) -> Float[Tensor, " V"]:
         """Belief of the draft at draft token i: q itself, or under greedy drafting the softmax at T = 1."""
-        q, logits = self.q[i], self._logits[i]
-        if q is not None:
-            return q
-        assert logits is not None, "a draft token has a distribution or logits"
-        return logits.softmax(-1)
+        return self.q[i].softmax(-1) if self.is_greedy else self.q[i]
+
+    def rows(self, vocab_size: int) -> Float[Tensor, "K V"]:
+        """`distribution` of all draft tokens."""
+        rows = [self.distribution(i) for i in range(self.num_tokens)]
+        return torch.stack(rows) if rows else torch.empty(0, vocab_size)
 
     def confidence(self, i: int) -> float:
         """q(Y_i) of draft token i (from 0; -1 is the last), under `distribution(i)`."""
@@ -230,36 +213,10 @@ class Draft:
         """How far the two largest probabilities of `distribution(i)` lie apart (0 in a vocabulary of one)."""
         return float(features.gap(self.distribution(i)))
 
-    def append(self, token: int, *, q: Float[Tensor, " V"] | None = None, logits: Float[Tensor, " V"] | None = None) -> None:
-        """Add a draft token with the q it was drawn from, or with the logits it was the argmax of."""
+    def append(self, token: int, q: Float[Tensor, " V"]) -> None:
+        """Add a draft token with the q it was drawn from, or with the logits it is the argmax of."""
         self.tokens.append(token)
         self.q.append(q)
-        self._logits.append(logits)
-
-    def force(self, token: int, request: Request) -> None:
-        """Add the only token that may follow: q is one-hot, and nobody need judge it."""
-        certain = torch.zeros(request.draft.vocab_size, device=request.draft.device)
-        certain[token] = 1.0
-        if request.sampling.is_greedy:
-            self.append(token, logits=certain.log())
-        else:
-            self.append(token, q=certain)
-        if judge_of(request.policy) is not None:
-            self.judged.append(1.0)
-
-    def draw(
-        self, logits: Float[Tensor, " V"], sampling: Sampling, randomness: Randomness, seen: Bool[Tensor, " V"] | None
-    ) -> int:
-        """Draw the next draft token, at temperature 0 the argmax, and add it."""
-        if sampling.is_greedy:
-            logits = penalised(logits, sampling, seen)
-            token = int(logits.argmax())
-            self.append(token, logits=logits)
-        else:
-            q = probabilities(logits, sampling, seen)
-            token = randomness.categorical(q)
-            self.append(token, q=q)
-        return token
 
     def judge(self, policy: Policy, hidden: Float[Tensor, " D"]) -> None:
         """Add the policy's estimate for the last draft token, if it makes one."""
@@ -269,10 +226,10 @@ class Draft:
         if estimate is not None:
             self.judged.append(estimate)
 
-    def drop_last(self) -> None:
-        for column in (self.tokens, self.q, self._logits):
-            column.pop()
-        del self._confidences[self.num_tokens :], self.judged[self.num_tokens :]
+    def cut(self, num: int) -> None:
+        """Remove all but the first `num` draft tokens."""
+        for column in (self.tokens, self.q, self.judged, self._confidences):
+            del column[num:]
 
 
 class Host:
@@ -293,34 +250,14 @@ class Host:
 def decoded(plan: Plan) -> Result:
     """Draft until the rule stops, verify all of it in one pass of the target."""
     started = perf_counter()
-    draft = propose(plan)
-    drafted = perf_counter()
-    needs_all = getattr(plan.request.verification, "reads_q", False)  # the distributions of greedy drafting too
-    drawn = map(draft.distribution, range(draft.num_tokens)) if needs_all else draft.q
-    verdict, rows, pass_s = verify(plan, draft.tokens, [row for row in drawn if row is not None])
-    if plan.wants_rows and draft.num_tokens:
-        rows.q = torch.stack([draft.distribution(i).to(rows.logits.device) for i in range(draft.num_tokens)])
-    return Result(
-        tokens=draft.tokens,
-        num_accepted=verdict.num_accepted,
-        next_token=verdict.next_token,
-        stop=draft.stop,
-        q=draft.known_confidences,
-        judged=draft.judged,
-        draft_s=drafted - started - draft.head_s,
-        head_s=draft.head_s,
-        verify_s=perf_counter() - drafted,
-        forward_s=draft.forward_s + pass_s,
-        rows=rows if plan.wants_rows else None,
-        tv=verdict.tv,
-        overlaps=verdict.overlaps,
-    )
+    return verified(plan, propose(plan), started)
 
 
 def propose(plan: Plan) -> Draft:
     """Draft after the tokens of the context, as far as the decision says, or up to a token that ends the text."""
     request, decision = plan.request, plan.decision
-    policy, draft = decision.policy, Draft(costs=plan.costs, stop=decision.at_limit)
+    policy, sampling = decision.policy, request.sampling
+    draft = Draft(costs=plan.costs, is_greedy=sampling.is_greedy, stop=decision.at_limit)
     unread = plan.tokens[request.draft.length :]
     request.draft.settle(unread)
     seen = None if request.seen is None else request.seen.to(request.draft.device, copy=True)
@@ -342,7 +279,7 @@ def propose(plan: Plan) -> Draft:
         if stop := decision.stop(draft):
             draft.stop = stop
             if policy.drops_last and draft.num_tokens:
-                draft.drop_last()
+                draft.cut(draft.num_tokens - 1)
             break
         started = perf_counter()
         logits, hidden = request.draft.extend(unread, rows=1)
@@ -353,7 +290,9 @@ def propose(plan: Plan) -> Draft:
         if grammar is not None and (row := restricted(row, grammar.allowed())).amax() == -torch.inf:
             draft.stop = NOT_SCORED
             break
-        token = draft.draw(row, request.sampling, request.randomness[0], seen)
+        q = penalised(row, sampling, seen) if sampling.is_greedy else probabilities(row, sampling, seen)
+        token = int(q.argmax()) if sampling.is_greedy else request.randomness[0].categorical(q)
+        draft.append(token, q)
         if policy.looks_ahead:
             draft.judge(policy, hidden[0])
         if token in request.ends:
@@ -368,30 +307,52 @@ def propose(plan: Plan) -> Draft:
 
 
 def _forced(draft: Draft, grammar: Matcher, plan: Plan) -> list[int]:
-    """Add the tokens that the grammar leaves no choice about, as far as there is room: they cost no pass of the draft."""
-    found = grammar.forced()[: plan.decision.max_with_forced - draft.num_tokens] if skips_forced(plan.request.policy) else []
+    """Add the tokens that the grammar leaves no choice about, as far as there is room: they cost no pass of the draft, q is
+    one-hot, and nobody need judge them."""
+    request = plan.request
+    found = grammar.forced()[: plan.decision.max_with_forced - draft.num_tokens] if skips_forced(request.policy) else []
     for token in found:
-        draft.force(token, plan.request)
+        certain = torch.zeros(request.draft.vocab_size, device=request.draft.device)
+        certain[token] = 1.0
+        draft.append(token, certain.log() if draft.is_greedy else certain)
+        if judge_of(request.policy) is not None:
+            draft.judged.append(1.0)
         grammar.push(token)
     return found
 
 
-def verify(plan: Plan, draft_tokens: list[int], q: Sequence[Float[Tensor, " V"]] = ()) -> tuple[Verdict, Rows, float]:
+def verified(plan: Plan, draft: Draft, started: float) -> Result:
     """One pass of the target over what it has not read and the draft tokens, and the acceptance test on its K + 1 rows.
 
-    The verdict, the rows that it was decided on (their q empty), and the seconds of the pass.
+    `started` is when drafting began, by `perf_counter`.
     """
-    request, sampling = plan.request, plan.request.sampling
-    started = perf_counter()
+    request, sampling, verification = plan.request, plan.request.sampling, plan.request.verification
+    drafted = perf_counter()
     unread = plan.tokens[request.target.length :]
-    logits, _ = request.target.extend(unread + draft_tokens, rows=len(draft_tokens) + 1)
-    pass_s = perf_counter() - started
-    tokens = torch.tensor(draft_tokens, device=logits.device, dtype=torch.long)
+    began = perf_counter()
+    logits, _ = request.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
+    forward_s = draft.forward_s + perf_counter() - began
+    tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
     seen = None if request.seen is None else seen_rows(request.seen, tokens)
     if request.grammar is not None:
-        logits = restricted(logits, allowed_rows(request.grammar, draft_tokens))
-    made = penalised if request.verification.greedy_only else probabilities  # of which the argmax is all that counts
+        logits = restricted(logits, allowed_rows(request.grammar, draft.tokens))
+    made = penalised if verification.greedy_only else probabilities  # of which the argmax is all that counts
     p = made(logits, sampling, seen)
-    drawn = torch.stack([row.to(p.device) for row in q]) if q else p[:0]
-    verdict = request.verification(p, drawn, tokens, request.randomness[1])
-    return verdict, Rows(q=logits[:0], logits=logits, sampling=sampling, seen=seen), pass_s
+    reads_q = getattr(verification, "reads_q", not verification.allows_dropping)
+    q = draft.rows(p.shape[-1]).to(p.device) if reads_q or plan.wants_rows else p[:0]
+    verdict = verification(p, q if reads_q else p[:0], tokens, request.randomness[1])
+    return Result(
+        tokens=draft.tokens,
+        num_accepted=verdict.num_accepted,
+        next_token=verdict.next_token,
+        stop=draft.stop,
+        q=draft.known_confidences,
+        judged=draft.judged,
+        draft_s=drafted - started - draft.head_s,
+        head_s=draft.head_s,
+        verify_s=perf_counter() - drafted,
+        forward_s=forward_s,
+        rows=Rows(q=q, logits=logits, sampling=sampling, seen=seen) if plan.wants_rows else None,
+        tv=verdict.tv,
+        overlaps=verdict.overlaps,
+    )

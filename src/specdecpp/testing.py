@@ -48,15 +48,15 @@ class TableModel(Cache):
         rng = np.random.default_rng(seed)
         table: dict[tuple[int, ...], Sequence[float]] = {}
         for length in range(depth + 1):
-            for context in np.ndindex(*([vocab_size] * length)):
+            for context in itertools.product(range(vocab_size), repeat=length):
                 row = rng.dirichlet(np.full(vocab_size, 0.8)) * (rng.random(vocab_size) >= sparsity)
                 row = row if row.sum() > 0 else np.eye(vocab_size)[rng.integers(vocab_size)]
-                table[tuple(int(i) for i in context)] = (row / row.sum()).tolist()
+                table[context] = (row / row.sum()).tolist()
         return cls(table, depth=depth, max_length=max_length)
 
     def distribution(self, context: Sequence[int]) -> Float[Tensor, " V"]:
         """P(next | context) [V]."""
-        return self.table[tuple(context)[len(context) - min(len(context), self.depth) :]]
+        return self.table[tuple(context)[max(0, len(context) - self.depth) :]]
 
     @property
     def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -141,21 +141,24 @@ def tiny_model(kind: str, *, vocab_size: int = 64, seed: int = 0, hidden_size: i
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # Untied: a tied output layer would make the scaled-up model repeat the token it has just read.
-    names = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "tie_word_embeddings": False}
-    shape = {"hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": 4, "max_position_embeddings": 256}
+    fields = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "tie_word_embeddings": False, "vocab_size": vocab_size}
+    fields |= {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+    }
     if kind == "opt":
-        shape |= {"ffn_dim": 2 * hidden_size, "word_embed_proj_dim": hidden_size, "do_layer_norm_before": True}
+        fields |= {"ffn_dim": 2 * hidden_size, "word_embed_proj_dim": hidden_size, "do_layer_norm_before": True}
     elif kind != "gpt2":
-        shape |= {"intermediate_size": 2 * hidden_size}
+        fields |= {"intermediate_size": 2 * hidden_size}
     if kind in ("llama", "mistral", "mixtral", "gemma", "qwen2", "qwen3", "gemma3_text", "phi3"):
-        shape |= {"num_key_value_heads": 2, "head_dim": hidden_size // 4}
+        fields |= {"num_key_value_heads": 2, "head_dim": hidden_size // 4}
     if kind == "mixtral":
-        shape |= {"num_local_experts": 4}
+        fields |= {"num_local_experts": 4}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(kind, **({"vocab_size": vocab_size} | names | shape | config))
-        ).eval()
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(fields | config))).eval()
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.mul_(10.0)

@@ -40,11 +40,9 @@ class Verdict:
     num_accepted: int
     next_token: int
     tv: tuple[float, ...] = ()
-    """Total variation, for each of these tokens, between the distribution it came from and the target's. Empty where that is
-    0."""
+    """Total variation of each of these tokens from the target's distribution; empty where that is 0."""
     overlaps: tuple[float, ...] = ()
-    """Chance that a draw from q passes in the place of each draft token that was tested (`overlap`). Empty where nobody
-    knows."""
+    """`overlap` in the place of each draft token that was tested; empty where it is not known."""
 
 
 def token_acceptance(p: Float[Tensor, "K V"], q: Float[Tensor, "K V"], tokens: Int[Tensor, " K"]) -> Float[Tensor, " K"]:

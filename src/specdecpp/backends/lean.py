@@ -4,7 +4,7 @@ A small model's step is bound by the number of operations that are dispatched, n
 hundred per layer and token. This backend computes the same function on the same weights with about thirty: projections joined
 (q, k, v; gate, up), residuals added within the product, angles from a table, keys and values written in place.
 
-It takes what `families` describes, on one device and with unquantised weights. A layer with a sliding window keeps all positions
+It takes what `families` describes, on one device, unquantised. A layer with a sliding window keeps all positions
 and reads those of its window, so that a rollback is exact.
 """
 

@@ -14,11 +14,12 @@ kind and keeps the target's distribution (tests/test_copies.py).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from specdecpp.drafters import SuffixDrafter
-from specdecpp.drafters.copying import Copying, propose
+from specdecpp.drafters.copying import propose, tested
 from specdecpp.lab.around import Around
 from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.learning import Account, Gains
@@ -130,7 +131,7 @@ class Either:
     has_batches = False
 
     def __init__(self) -> None:
-        self._host, self._copying = Host(), Copying()
+        self._host = Host()
         self._parts: WeakKeyDictionary[Request, tuple[Request, Request]] = WeakKeyDictionary()
         self._behind: WeakKeyDictionary[Request, bool] = WeakKeyDictionary()
 
@@ -149,9 +150,10 @@ class Either:
         copies, model = self._of(plan.request)
         decision = plan.decision.of(policy.copies, memory.copies, FREE)
         copied = Plan(copies, plan.tokens, decision, copied_costs(costs), plan.wants_rows)
+        started = perf_counter()
         found = propose(copied)
-        if found[0].tokens and policy.prefers_copies(memory, found[0].judged, costs):
-            (result,) = self._copying.run([replace(copied, found=found)])
+        if found.tokens and policy.prefers_copies(memory, found.judged, costs):
+            result = tested(copied, started, found)
             result.expected_s, result.extra = copied_costs(costs).step_s(result.num_drafted), COPIED
             self._behind[plan.request] = True
             return result

@@ -16,7 +16,7 @@ from typing import Literal
 
 from specdecpp.decoder import Decoder, Options
 from specdecpp.grammar import GrammarError
-from specdecpp.scheduler import ROWS, Read, step
+from specdecpp.scheduler import ROWS, Reading, step
 from specdecpp.serving.errors import ApiError
 from specdecpp.serving.evidence import Recorder, StepEvidence
 from specdecpp.serving.settings import ServerSettings
@@ -272,8 +272,8 @@ class EngineThread:
         events: list[StepEvent] = []
         began = monotonic()
         for job, outcome in zip(begun, step(list(begun.values()), rows=rows, most=ROWS), strict=True):
-            if isinstance(outcome, Read):
-                self._pace.learn(outcome.num_tokens, outcome.seconds)
+            if isinstance(outcome, Reading):
+                self._pace.learn(outcome.num_tokens, outcome.took_s)
             elif outcome is not None:
                 try:
                     if isinstance(outcome, Exception):

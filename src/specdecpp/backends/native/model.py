@@ -1,6 +1,6 @@
 """Known families on a CPU: a pass is one call of compiled code, which reads every weight once for all rows.
 
-Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks. Sums are in float32. The bits of a
+Weights stay as they lie in their file: bfloat16, float16, float32 or GGML's quantised blocks. Sums are float32. The bits of a
 row do not depend on the other rows.
 """
 

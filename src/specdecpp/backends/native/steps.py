@@ -348,7 +348,7 @@ class _CopiedSteps(_Steps):
 
     def drafts(self, plan: Plan) -> None:
         started = _now()
-        self._copied, self._stop = plan.found or propose(plan)
+        self._copied = propose(plan)
         self._draft_s = _now() - started
 
     def verifies(self, plan: Plan) -> Verifying:
@@ -359,8 +359,8 @@ class _CopiedSteps(_Steps):
         return self._result(
             copied.tokens,
             q_rows=lambda: copied.rows(self.target.vocab_size),
-            stop=self._stop,
-            q=[copied.confidence(i) for i in range(copied.num_tokens)],
+            stop=copied.stop,
+            q=copied.known_confidences,
             judged=copied.judged,
             draft_s=self._draft_s,
             verify_s=verify_s,
