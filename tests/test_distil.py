@@ -17,8 +17,8 @@ from specdecpp.distillation import finishing, measuring, network, run, start, te
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.run import CARD, PLAN, TEXT, DistilPlan, distil
 from specdecpp.distillation.target import Target
+from specdecpp.distillation.text import answered
 from specdecpp.distillation.training import STATE, Course, Trainer, divergence, overlap, own_weights, targets
-from specdecpp.distillation.writing import answered
 from specdecpp.errors import BackendError, DataError, PairError
 from specdecpp.loading.models import load_model
 from specdecpp.loading.tokenizers import load_tokenizer

@@ -27,7 +27,7 @@ from specdecpp import cache_dir
 from specdecpp.backends import NativeModel
 from specdecpp.bench import check
 from specdecpp.bench.turns import Turns
-from specdecpp.distillation import finishing, measuring, pruning, saving, start
+from specdecpp.distillation import finishing, measuring, saving, start, trials
 from specdecpp.distillation import training as course
 from specdecpp.distillation.run import CARD, DistilPlan, distil
 
@@ -103,7 +103,7 @@ PHASES: dict[str, Moment] = {
 
 
 SMALL_PHASES: dict[str, Moment] = {
-    "choosing layers": before(pruning, "accepted_with", 3),
+    "choosing layers": before(trials, "accepted_with", 3),
     "writing for a trial": half_of(".safetensors", 2),
     "trying": after(course.Trainer, "learn", 3),
     "half a plan": half_of("plan.json"),

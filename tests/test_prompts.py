@@ -106,6 +106,11 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> 
         ("x.parquet", b"PAR1", "x.parquet is not readable as .parquet"),
         ("x.csv", b"a,b", "x.csv is of an unknown kind. Give a .jsonl"),
         ("x.jsonl", b"", "the sources hold no prompts"),
+        (
+            "x.jsonl",
+            b'{"question": "?"}\n{"question": "ab\\ud83d"}',
+            r"row 2 .* half of a character \(U\+D83D at character 3\)",
+        ),
     ],
 )
 def test_an_unreadable_file_is_named_with_the_place(tmp_path: Path, name: str, content: bytes, said: str) -> None:

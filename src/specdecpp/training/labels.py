@@ -133,14 +133,12 @@ def _label_batch(
     texts, sizes = [[*a.prompt, *a.answer] for a in answers], [len(a.answer) for a in answers]
     rows = BranchRows.of([len(a.prompt) for a in answers], sizes, draft.device)
     has_judge = how.branch_length > 0 and how.branch_odds
-    logits, hidden, tree = _clean(draft, texts, rows, has_tree="leaf" in how.features or how.branch_length > 0)
-    q_logits = logits[rows.batch, rows.prefix - 1]
-    logits, _, judge = _clean(target, texts, rows, has_tree=has_judge)
-    p_logits = logits.to(draft.device)[rows.batch, rows.prefix - 1]
-    del logits
+    q_logits, hidden, tree = _clean(draft, texts, rows, has_tree="leaf" in how.features or how.branch_length > 0)
+    p_logits, _, judge = _clean(target, texts, rows, has_tree=has_judge)
     seen = _seen(answers, draft) if how.sampling.needs_seen else None
     q, belief = believed(q_logits, how.sampling, seen)
-    distributions = Distributions(p=probabilities(p_logits, how.sampling, seen), q=q, belief=belief, seen=seen)
+    p = probabilities(p_logits.to(draft.device), how.sampling, seen)
+    distributions = Distributions(p=p, q=q, belief=belief, seen=seen)
     x = torch.tensor([t for a in answers for t in a.answer], device=draft.device)
     columns = _columns(distributions, x, how.draws, generator)
     columns["depth"] = _depths(columns["answer_odds"], sizes, generator)
@@ -160,11 +158,12 @@ def _label_batch(
 
 def _clean(
     backend: EagerModel, texts: Sequence[Sequence[int]], rows: BranchRows, *, has_tree: bool
-) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"], BranchTree | None]:
-    """(logits, states, a tree that grows from the positions) of the answers as they are."""
+) -> tuple[Float[Tensor, "M V"], Float[Tensor, "B T D"], BranchTree | None]:
+    """(logits before the answers' tokens, states, a tree that grows from the positions) of the texts as they are."""
     cache = roomy_cache() if has_tree else None
     logits, hidden = backend.offline_pass(cache, **padded(texts, backend.device))
-    return logits, hidden, None if cache is None else BranchTree(backend, cache, rows)
+    batch, prefix = rows.batch.to(backend.device), rows.prefix.to(backend.device)
+    return logits[batch, prefix - 1], hidden, None if cache is None else BranchTree(backend, cache, rows)
 
 
 def _records(

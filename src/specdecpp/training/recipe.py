@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -28,9 +28,6 @@ from pydantic.dataclasses import dataclass
 from specdecpp.errors import DataError
 from specdecpp.sampling import Sampling
 from specdecpp.training.prompts import KINDS, Source, Split
-
-if TYPE_CHECKING:
-    from specdecpp.loading.pair import Pair
 
 Feature = Literal["mixed", "leaf"]
 Scalar = Literal["log_q", "entropy", "gap", "depth"]
@@ -49,13 +46,6 @@ class PairPlan:
     dtype: DTypeName = "auto"
     device: str | None = None
 
-    def load(self) -> "Pair":
-        """The pair, without a head."""
-        from specdecpp.loading.pair import load_pair
-
-        pair = load_pair(self.target, draft=self.draft, dtype=self.dtype, device=self.device, backend=("lean", "eager"))
-        return replace(pair, head=None)
-
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class BranchPlan:
@@ -66,9 +56,6 @@ class BranchPlan:
     sources: tuple[str, ...] | None = None
     length: PositiveInt = 10
     odds: bool = False
-
-    def includes(self, *, source: str, split: str) -> bool:
-        return split in self.splits and (self.sources is None or source in self.sources)
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
@@ -86,6 +73,13 @@ class CollectPlan:
     branches: BranchPlan | None = field(default_factory=BranchPlan)
     shard_size: PositiveInt = 128
     batch: PositiveInt = 64
+
+    def branch_length(self, source: str, split: str) -> int:
+        """The most tokens of a branch in the answers to these prompts; 0: they get none."""
+        plan = self.branches
+        if plan is None or split not in plan.splits or (plan.sources is not None and source not in plan.sources):
+            return 0
+        return plan.length
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)

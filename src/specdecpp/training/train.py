@@ -11,6 +11,7 @@ import json
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -25,11 +26,12 @@ from torch import Tensor
 from specdecpp import cache_dir
 from specdecpp.errors import DataError, first_line
 from specdecpp.head import CARD, AcceptanceHead, Calibration, HeadCard
+from specdecpp.training.evaluate import joined
 from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.recipe import HeadPlan
-from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_evidence, token_labels
+from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_inputs
 from specdecpp.training.shards import COLLECTION
 
 STATE = "state.pt"
@@ -103,15 +105,8 @@ class _Training:
         )
         self._parts = {"head": self.head, "optimiser": self.optimiser, "schedule": self.schedule}
         if (folder / STATE).exists():
-            try:
-                self._go_on(saved(folder / STATE))
-            except DataError:
-                raise
-            except Exception as error:  # zip, pickle and torch each have errors of their own
-                raise DataError(
-                    f"{folder / STATE} is damaged ({first_line(error)}), so this training cannot go on from it. Delete that "
-                    "file and run the same command again: the head is trained from its beginning."
-                ) from error
+            with saved(folder / STATE, otherwise="the head is trained from its beginning") as state:
+                self._go_on(state)
 
     def _go_on(self, state: dict[str, Any]) -> None:
         """Take up what `keep` has written. Raises `DataError` for the state of another plan."""
@@ -185,10 +180,8 @@ def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
 
 def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[ScoreInputs, Float[Tensor, " M"], Tensor]:
     """Inputs of the head for M draft tokens of these answers, how likely each is accepted, and its depth."""
-    source = "clean" if plan.is_ahead else plan.text
-    labels, depths = zip(*(token_labels(record, source) for record in records), strict=True)
-    evidence = ScoreInputs.joined([token_evidence(record, source) for record in records])
-    return evidence, torch.cat([label.flatten() for label in labels]), torch.cat([depth.flatten() for depth in depths])
+    inputs, labels, depths = zip(*(token_inputs(r, "clean" if plan.is_ahead else plan.text) for r in records), strict=True)
+    return ScoreInputs.joined(inputs), torch.cat(labels), torch.cat(depths)
 
 
 def _check(plan: HeadPlan, records: Sequence[Record]) -> None:
@@ -214,21 +207,29 @@ def _epoch(
     draws = 1 if not plan.is_ahead else records[0].candidate.shape[1]
     values: dict[str, Any] = {"dev_auroc": None, "dev_kl": None}
     if dev:
-        judged = [head_logits(head, record) for record in dev]
-        score, label = (np.concatenate([getattr(j, name) for j in judged]) for name in ("score", "label"))
+        score, label, _ = joined([head_logits(head, record) for record in dev])
         probability = 1 / (1 + np.exp(-score) / plan.rejection_weight)
         values = {"dev_auroc": auroc(score, label), "dev_kl": kl(probability, label)}
     num = sum(len(r.answer) for r in records) * draws
     return Epoch(epoch=epoch, epochs=plan.epochs, loss=loss, num_labels=num, elapsed_s=elapsed_s, **values)
 
 
-def saved(path: Path) -> Any:
-    """Load what torch has saved. Raises whatever a damaged file makes zip, pickle or torch raise; torch alone does not look at
-    the checksums."""
-    with zipfile.ZipFile(path) as archive:
-        if (bad := archive.testzip()) is not None:
-            raise ValueError(f"{bad} is not what was written")
-    return torch.load(path, weights_only=True)
+@contextmanager
+def saved(path: Path, *, otherwise: str) -> Iterator[Any]:
+    """The state of a training that torch has saved, to go on from. Raises `DataError` for a damaged file or contents that
+    cannot be used; `otherwise` says what a run without it does."""
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums
+            if (bad := archive.testzip()) is not None:
+                raise ValueError(f"{bad} is not what was written")
+        yield torch.load(path, weights_only=True)
+    except DataError:
+        raise
+    except Exception as error:  # zip, pickle and torch each have errors of their own
+        raise DataError(
+            f"{path} is damaged ({first_line(error)}), so this training cannot go on from it. Delete that file and run the "
+            f"same command again: {otherwise}."
+        ) from error
 
 
 def rate(at: int, *, steps: int, warmup: float, least: float = 0.0) -> float:
