@@ -57,6 +57,19 @@ class Process:
         return tokens
 
 
+def pooled_tail(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> float:
+    """The chi-square tail of counts against a distribution; outcomes expected fewer than five times count as one."""
+    num, total = sum(counts.values()), sum(chances.values())
+    assert not [outcome for outcome in counts if chances[outcome] == 0]
+    often = {outcome: p / total for outcome, p in chances.items() if num * p / total >= 5}
+    found, rare = {outcome: counts.get(outcome, 0) for outcome in often}, 1 - sum(often.values())
+    if num * rare >= 1:
+        often["rare"], found["rare"] = rare, num - sum(found.values())
+    whole = sum(often.values())
+    assert len(often) > 5, "the comparison is vacuous"
+    return distributions.chi_square_tail(found, {outcome: p / whole for outcome, p in often.items()})
+
+
 def draw(p: Tensor, generator: torch.Generator) -> int:
     return int(torch.multinomial(p, 1, generator=generator))
 

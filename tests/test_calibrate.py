@@ -6,13 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from records import Process, knowing_head, random_head, records
+from records import Process, random_head, records
 
-from specdecpp import AcceptanceHead
 from specdecpp.errors import DataError
 from specdecpp.head import Calibration
 from specdecpp.training.calibrate import calibrate_head, calibrated
-from specdecpp.training.evaluate import evaluate
 from specdecpp.training.measures import auroc, auroc_over_answers, brier, ece, kl
 
 N = 400
@@ -178,23 +176,12 @@ def test_nothing_to_fit_on_is_refused(logit: np.ndarray):
 # Calibration of a head
 
 
-def biased_head(process: Process, *, rejection_weight: float = 6.0) -> AcceptanceHead:
-    """A look-ahead head that knows min(1, p/q) for a state and a token only roughly, as a weighted loss would leave it."""
-    return random_head(
-        process,
-        seed=4,
-        scale=0.7,
-        form="look_ahead",
-        scalars=("log_q", "depth"),
-        calibration=Calibration(rejection_weight=rejection_weight),
-        notes={"loss": 0.5},
-    )
-
-
 def test_a_calibrated_head_keeps_its_weights_and_gains_a_card():
     """Catches figures that are missing per token or for the product, and notes that are lost."""
     process = Process.random(6, seed=1)
-    head, dev = biased_head(process), records(process, 12, num_tokens=40, seed=2)
+    card = {"scalars": ("log_q", "depth"), "calibration": Calibration(rejection_weight=6.0), "notes": {"loss": 0.5}}
+    head = random_head(process, seed=4, scale=0.7, form="look_ahead", **card)
+    dev = records(process, 12, num_tokens=40, seed=2)
     found = calibrate_head(head, dev)
     assert all(torch.equal(v, found.state_dict()[k]) for k, v in head.state_dict().items())
     assert found.card.is_calibrated
@@ -208,31 +195,7 @@ def test_a_calibrated_head_keeps_its_weights_and_gains_a_card():
     assert after["auroc_token"] == pytest.approx(raw["auroc_token"], abs=1e-9)
     assert after["auroc_product"] is not None
     assert after["evidence"] == "clean"
-
-
-def test_calibrating_again_changes_nothing():
-    """Catches a second calibration that is fitted on top of the first."""
-    process = Process.random(6, seed=1)
-    dev = records(process, 6, num_tokens=30, seed=2)
-    once = calibrate_head(biased_head(process), dev)
-    again = calibrate_head(once, dev)
-    assert again.card == once.card
-
-
-def test_a_bent_head_is_straightened_on_other_answers():
-    """Catches a calibration that holds on its own labels only, or per token but not for the product."""
-    process = Process.random(6, seed=1)
-    bent = knowing_head(process, Calibration(rejection_weight=6.0, temperature=1.6, bias=-0.5))
-    head = bent.with_card(calibration=Calibration(rejection_weight=6.0))
-    head = calibrate_head(head, records(process, 20, num_tokens=40, seed=2))
-    other = records(process, 20, num_tokens=40, seed=3)
-    before, after = (evaluate(h, other)["toy"]["head"] for h in (bent, head))
-    assert head.card.calibration.temperature == pytest.approx(1.6, rel=0.05)
-    assert head.card.calibration.bias == pytest.approx(-0.5, abs=0.1)
-    assert after["ece_token"] < 0.01
-    assert after["ece_product"] < 0.03
-    assert before["ece_token"] > 0.1
-    assert before["ece_product"] > 2 * after["ece_product"]
+    assert calibrate_head(found, dev).card == found.card, "not on top of the first"
 
 
 @pytest.mark.parametrize(

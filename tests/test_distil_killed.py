@@ -1,6 +1,6 @@
 """A distillation whose process is killed (-9) in every phase, from the choice of a shape to the check.
 
-    python test_distil_killed.py FOLDER [small]    # the killing; FOLDER has target/, prompts.jsonl and maybe small/
+    python test_distil_killed.py FOLDER layers|small    # the killing; FOLDER has target/, prompts.jsonl and small/
 
 Each attempt is a fork that goes on from what the one before left. It dies at the n-th call of a function, before or after it,
 or when half of a file is written. One line for each says the phase and how it ended.
@@ -87,28 +87,28 @@ def half_of(ending: str, number: int = 1) -> Moment:
     return arm
 
 
-PHASES: dict[str, Moment] = {
-    "choosing a shape": before(NativeModel, "forward_seen", 9),
-    "half a plan": half_of("plan.json"),
-    "writing": before(NativeModel, "forward_seen", 30),
-    "half a shard": half_of(".safetensors", 2),
-    "the start": before(start, "caught", 30),
-    "training": after(course.Trainer, "learn", 4),
-    "half a state": half_of("training.pt", 3),
-    "measuring": before(measuring, "probabilities", 30),
-    "saving": after(saving.shutil, "rmtree", 2),
-    "checking": before(Turns, "_visit", 2),
-    "half a card": half_of("card.json", 2),
-}
-
-
-SMALL_PHASES: dict[str, Moment] = {
-    "choosing layers": before(trials, "accepted_with", 3),
-    "writing for a trial": half_of(".safetensors", 2),
-    "trying": after(course.Trainer, "learn", 3),
-    "half a plan": half_of("plan.json"),
-    "training": half_of("training.pt", 2),
-    "saving": after(saving.shutil, "rmtree", 2),
+PHASES: dict[str, dict[str, Moment]] = {
+    "layers": {
+        "choosing a shape": before(NativeModel, "forward_seen", 9),
+        "half a plan": half_of("plan.json"),
+        "writing": before(NativeModel, "forward_seen", 30),
+        "half a shard": half_of(".safetensors", 2),
+        "the start": before(start, "caught", 30),
+        "training": after(course.Trainer, "learn", 4),
+        "half a state": half_of("training.pt", 3),
+        "measuring": before(measuring, "probabilities", 30),
+        "saving": after(saving.shutil, "rmtree", 2),
+        "checking": before(Turns, "_visit", 2),
+        "half a card": half_of("card.json", 2),
+    },
+    "small": {
+        "choosing layers": before(trials, "accepted_with", 3),
+        "writing for a trial": half_of(".safetensors", 2),
+        "trying": after(course.Trainer, "learn", 3),
+        "half a plan": half_of("plan.json"),
+        "training": half_of("training.pt", 2),
+        "saving": after(saving.shutil, "rmtree", 2),
+    },
 }
 
 
@@ -117,33 +117,22 @@ def made(out: Path) -> dict[str, str]:
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def killed(folder: Path, phases: dict[str, Moment], *arguments: str) -> Path:
-    """The folder with `whole` and `killed`, after a run that was killed in each phase and one that was not."""
-    command = [sys.executable, __file__, str(folder), *arguments]
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["layers", "small"])
+def test_killed_in_every_phase_it_ends_with_the_same_draft(start: str, tmp_path: Path) -> None:
+    """Catches half a file taken for a whole one, work lost or done twice, a training that goes on with less than it had, and a
+    trial whose weights stay in the draft."""
+    folder = with_small(filled(tmp_path))
+    command = [sys.executable, __file__, str(folder), start]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
-    first, *killed, last = (line.rpartition(" ") for line in done.stdout.splitlines())
-    assert (first[2], last[2]) == ("0", "0"), done.stderr[-3000:]
-    assert {phase: int(end) for phase, _, end in killed if int(end) != signal.SIGKILL} == {}, done.stderr[-3000:]
-    assert len(killed) == len(phases)
+    lines = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    ends = {"whole": "0", **dict.fromkeys(PHASES[start], str(int(signal.SIGKILL))), "resumed": "0"}
+    assert lines == ends, done.stderr[-3000:]
     assert len(made(folder / "whole")) > 5
     assert made(folder / "killed") == made(folder / "whole")
-    return folder
-
-
-@pytest.mark.slow
-def test_killed_in_every_phase_it_ends_with_the_same_draft(tmp_path: Path) -> None:
-    """Catches half a file taken for a whole one, work lost or done twice, and a training that goes on with less than it had."""
-    folder = killed(filled(tmp_path), PHASES)
-    assert len(made(folder / "whole")) > 10
     cards = [json.loads((folder / name / CARD).read_text()) for name in ("whole", "killed")]
     assert cards[0]["acceptance"] == cards[1]["acceptance"]
-    assert all("check" in card for card in cards)
-
-
-@pytest.mark.slow
-def test_killed_while_layers_are_chosen_it_ends_with_the_same_draft(tmp_path: Path) -> None:
-    """Catches a trial whose weights stay in the draft, text of a trial that is written twice, and half a plan."""
-    killed(with_small(filled(tmp_path)), SMALL_PHASES, "small")
+    assert all(("check" in card) == (start == "layers") for card in cards)
 
 
 def attempted(plan: DistilPlan, moment: Moment = lambda: None) -> int:
@@ -169,15 +158,14 @@ def main() -> None:
     torch.set_num_threads(1)
     finishing.CHECKED, check.REQUESTS = 2, 16
     course.SAVED_S = -1.0  # after every step
-    is_small = sys.argv[2:] == ["small"]
-    more = {"start": str(folder / "small"), "shape": None, "layers": 2} if is_small else {}
-    whole, killed = (
-        replace(plan_of(folder, folder / name), tokens=3000 if is_small else 6000, **more) for name in ("whole", "killed")
-    )
+    more = {"tokens": 6000}
+    if sys.argv[2] == "small":
+        more = {"tokens": 3000, "start": str(folder / "small"), "shape": None, "layers": 2}
+    whole, killed = (replace(plan_of(folder, folder / name), **more) for name in ("whole", "killed"))
     print("whole", attempted(whole), flush=True)
-    for phase, moment in (SMALL_PHASES if is_small else PHASES).items():
+    for phase, moment in PHASES[sys.argv[2]].items():
         print(phase, attempted(killed, moment), flush=True)
-    print("whole", attempted(killed), flush=True)
+    print("resumed", attempted(killed), flush=True)
 
 
 if __name__ == "__main__":

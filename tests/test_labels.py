@@ -10,6 +10,7 @@ import pytest
 import torch
 from distributions import chi_square_tail
 from kinds import KINDS, model_of
+from records import pooled_tail
 
 from specdecpp import BackendError, Sampling
 from specdecpp.backends import EagerModel
@@ -154,16 +155,7 @@ def test_draft_tokens_follow_q_and_rejected_ones_the_residual() -> None:
 
 
 def tail(tokens: torch.Tensor, distribution: torch.Tensor) -> float:
-    """The chi-square tail of tokens against a distribution, those expected fewer than five times taken together."""
-    distribution = distribution.double() / distribution.double().sum()
-    counts, expected = tokens.bincount(minlength=len(distribution)), distribution * len(tokens)
-    assert not counts[distribution == 0].any()
-    often = expected >= 5
-    observed = [*counts[often].tolist(), int(counts[~often].sum())]
-    chances = [*distribution[often].tolist(), float(distribution[~often].sum())]
-    kept = {i: (n, p) for i, (n, p) in enumerate(zip(observed, chances, strict=True)) if p * len(tokens) >= 1}
-    total = sum(p for _, p in kept.values())
-    return chi_square_tail({i: n for i, (n, _) in kept.items()}, {i: p / total for i, (_, p) in kept.items()})
+    return pooled_tail(Counter(tokens.tolist()), dict(enumerate(distribution.tolist())))
 
 
 def test_answer_odds_and_the_residual_couple_to_q_exactly() -> None:

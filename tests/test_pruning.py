@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_distil import Killed, filled, plan_of, weights
+from test_distil import Killed, filled, pieces_of, plan_of, weights
 
-from specdecpp.distillation import measuring, network, shapes, text, training, trials
+from specdecpp.distillation import measuring, network, shapes, training, trials
 from specdecpp.distillation.run import CARD, PLAN, TEXT, distil
 from specdecpp.distillation.target import Target
 from specdecpp.errors import BackendError, DataError
@@ -45,10 +45,6 @@ def killing_at(word: str) -> Any:
             raise Killed
 
     return tell
-
-
-def pieces_of(out: Path) -> list[text.TextPiece]:
-    return [piece for path in sorted((out / TEXT).glob("text-*")) for piece in text.pieces(path)]
 
 
 def test_the_layers_that_are_kept_are_trained(folder: Path, tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ from specdecpp.errors import DataError
 from specdecpp.head import Calibration
 from specdecpp.policies import SpecDecPP
 from specdecpp.testing import save_tiny_pair
-from specdecpp.training.folders import claimed
 from specdecpp.training.labels import Record
-from specdecpp.training.recipe import GRID, HeadPlan, grid
+from specdecpp.training.recipe import HeadPlan
 from specdecpp.training.train import acceptance_loss, batches, examples, train
 
 PROCESS = Process.random(5, seed=1)
 ABOUT = {"pair": {"target": "aa", "draft": "bb"}, "vocab_size": 5, "sampling": {"temperature": 1.0}, "digest": "d"}
+PAPER = HeadPlan(form="lagged", num_layers=3, scalars=(), rejection_weight=6.0, epochs=3, batch=32, lr=5e-5)
 QUICK = HeadPlan(width=32, num_layers=2, epochs=25, batch=4, lr=1e-2)
 
 
@@ -117,7 +117,7 @@ def test_a_lagged_head_learns_from_the_state_at_the_draft_token(text, answers, d
 
 def test_examples_take_the_loss_only_where_the_text_has_the_drafts_token(answers):
     """Catches a label of the draft's token on a state of the answer's token."""
-    evidence, label, _ = examples(answers, HeadPlan.paper())
+    evidence, label, _ = examples(answers, PAPER)
     num = sum(int(r.is_mixed.sum()) for r in answers if r.is_mixed is not None)
     assert len(evidence.token) == len(label) == num
     assert torch.equal(evidence.hidden.argmax(-1), evidence.token)  # the toy's state at a token is the token
@@ -125,31 +125,6 @@ def test_examples_take_the_loss_only_where_the_text_has_the_drafts_token(answers
 
 
 # The run
-
-
-def test_a_training_that_is_killed_ends_with_the_same_weights(answers, dev, tmp_path):
-    """Catches an order, a learning rate or a moment of the optimiser that starts anew after a kill."""
-    plan = replace(QUICK, epochs=4)
-    whole = train(plan, answers, dev, ABOUT, tmp_path / "whole")
-
-    def die(epoch):
-        if epoch.epoch == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(plan, answers, dev, ABOUT, tmp_path / "killed", tell=die)
-    resumed = train(plan, answers, dev, ABOUT, tmp_path / "killed")
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
-    assert [line["epoch"] for line in resumed.card.notes["epochs"]] == [1, 2, 3, 4]
-
-
-def test_a_finished_head_is_read_back_with_its_calibration(answers, dev, tmp_path):
-    """Catches a second `run` that trains again, or writes the uncalibrated card over the calibrated one."""
-    plan = replace(QUICK, epochs=1)
-    head = train(plan, answers, dev, ABOUT, tmp_path)
-    head.with_card(calibration=Calibration(bias=0.5, num_labels=7)).save_pretrained(tmp_path)
-    assert train(plan, answers, dev, ABOUT, tmp_path).card.calibration.num_labels == 7
 
 
 def test_another_plan_in_the_same_folder_is_refused(answers, dev, tmp_path):
@@ -179,14 +154,6 @@ def test_every_epoch_sees_every_answer_once_in_an_order_of_its_own():
     assert orders[0] != orders[1]
 
 
-def test_the_grid_of_the_paper_is_twenty_heads():
-    """Catches a grid that shares a folder between two heads."""
-    plans = grid(HeadPlan.paper())
-    assert len(plans) == len(set(map(repr, plans.values()))) == 20
-    assert {p.rejection_weight for p in plans.values()} == set(GRID["rejection_weight"])
-    assert plans["rejection_weight=6,num_layers=3"] == HeadPlan.paper()
-
-
 def test_what_is_missing_is_said(answers, dev, tmp_path):
     """Catches a training without answers, or on states that nobody collected."""
     with pytest.raises(DataError, match="no answers to train on"):
@@ -194,7 +161,7 @@ def test_what_is_missing_is_said(answers, dev, tmp_path):
     bare = [replace(r, mixed=None, is_mixed=None, leaf=None) for r in answers]
     for text in ("mixed", "leaf"):
         with pytest.raises(DataError, match=f"feature '{text}'"):
-            train(HeadPlan.paper(text=text), bare, dev, ABOUT, tmp_path)
+            train(replace(PAPER, text=text), bare, dev, ABOUT, tmp_path)
 
 
 # Whole recipes on tiny pairs
@@ -411,12 +378,6 @@ def test_what_cannot_be_written_is_told(answers, dev, tmp_path, monkeypatch: pyt
     monkeypatch.setattr(cache_dir, "_sync", fail)
     with pytest.raises(DataError, match=r"cannot be written into \(Input/output error\)\. The epochs before this one are safe"):
         train(QUICK, answers, dev, ABOUT, tmp_path / "head")
-
-
-def test_two_trainings_do_not_share_a_folder(answers, dev, tmp_path):
-    """Catches two runs that replace each other's states."""
-    with claimed(tmp_path), pytest.raises(DataError, match="another run works in"):
-        train(QUICK, answers, dev, ABOUT, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ in which order or in which process it is made. What may change the bytes is reco
 shard is made, and a run that would differ is refused. On another kind of processor the last digits may differ.
 """
 
-import errno
 import hashlib
 import json
 import platform
@@ -35,7 +34,7 @@ from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import as_prompt
 from specdecpp.training import shards
 from specdecpp.training.branches import TARGET_ADVICE, check_tree_mask
-from specdecpp.training.folders import claimed
+from specdecpp.training.folders import claimed, writing
 from specdecpp.training.labels import TOP_K, Labelling, Record, Sampled, label
 from specdecpp.training.prompts import Prompt, Split, gather
 from specdecpp.training.recipe import Recipe
@@ -95,21 +94,16 @@ def collect(
             progress(now)
 
         tell()
-        try:
-            if not (folder / shards.COLLECTION).exists():
+        if not (folder / shards.COLLECTION).exists():
+            with writing(folder, safe="The 0 finished shards"):
                 cache_dir.write(folder / shards.COLLECTION, json.dumps(provenance, indent=1) + "\n")
-            kept = {key: provenance[key] for key in ("digest", "pair", "sampling", "versions")}
-            for index in missing:
-                answers = _answered(recipe, pair, index, groups[index], tick=tell)
-                shards.write(folder, index, shards.encoded(_labelled(recipe, pair, index, answers), {**kept, "shard": index}))
-                tell(shards_done=now.shards_done + 1, prompts_done=now.prompts_done + len(groups[index]))
-        except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = "its disk is full" if is_full else error.strerror
-            raise DataError(
-                f"{folder} cannot be written into ({reason}). The {now.shards_done} finished shards are safe: "
-                f"{'make room' if is_full else 'mend that'} and run the same command again; it goes on where it stopped."
-            ) from error
+        kept = {key: provenance[key] for key in ("digest", "pair", "sampling", "versions")}
+        for index in missing:
+            records = _shard(recipe, pair, index, groups[index], tick=tell)
+            files = shards.encoded(records, {**kept, "shard": index})
+            with writing(folder, safe=f"The {now.shards_done} finished shards"):
+                shards.write(folder, index, files)
+            tell(shards_done=now.shards_done + 1, prompts_done=now.prompts_done + len(groups[index]))
         return now
 
 
@@ -183,14 +177,12 @@ def _check_pair(recipe: Recipe, pair: Pair, items: Sequence[Sampled]) -> None:
             check_tree_mask(target, longest=longest, advice=TARGET_ADVICE)
 
 
-def _answered(
-    recipe: Recipe, pair: Pair, index: int, items: Sequence[Sampled], *, tick: Callable[[int], None]
-) -> list[Sampled]:
-    """An answer of the target to each prompt of shard `index`, those of like lengths in one batch."""
-    target, _ = backends_of(pair)
-    plan, generator = recipe.collect, _generator(recipe.collect.seed, index, 0, target.device)
+def _shard(recipe: Recipe, pair: Pair, index: int, items: Sequence[Sampled], *, tick: Callable[[int], None]) -> list[Record]:
+    """An answer to each prompt of shard `index`, those of like lengths in one batch, with its labels; answers that get branches
+    are labelled in batches of their own."""
+    (target, draft), plan, context = backends_of(pair), recipe.collect, context_of(pair)
+    generator, answers = _generator(plan.seed, index, 0, target.device), list[Sampled]()
     items = sorted(items, key=lambda q: len(q.prompt))
-    answers: list[Sampled] = []
     for start in range(0, len(items), plan.batch):
         batch = items[start : start + plan.batch]
         sampled = sample_responses(
@@ -200,16 +192,10 @@ def _answered(
             max_tokens=plan.max_tokens,
             ends=pair.ends,
             generator=generator,
-            max_length=context_of(pair),
+            max_length=context,
             tick=tick,
         )
         answers += [replace(q, answer=answer) for q, answer in zip(batch, sampled, strict=True)]
-    return answers
-
-
-def _labelled(recipe: Recipe, pair: Pair, index: int, answers: Sequence[Sampled]) -> list[Record]:
-    """The record of each answer of shard `index`; those that get branches go in batches of their own."""
-    (target, draft), plan = backends_of(pair), recipe.collect
     generator = _generator(plan.seed, index, 1, draft.device)
     lengths = [plan.branch_length(a.source, a.split) for a in answers]
     records: dict[int, Record] = {}
@@ -222,7 +208,7 @@ def _labelled(recipe: Recipe, pair: Pair, index: int, answers: Sequence[Sampled]
             features=plan.features,
             branch_length=length,
             branch_odds=plan.branches is not None and plan.branches.odds,
-            max_length=context_of(pair),
+            max_length=context,
         )
         records |= zip(chosen, label(target, draft, [answers[i] for i in chosen], how, generator), strict=True)
     return [records[i] for i in range(len(answers))]

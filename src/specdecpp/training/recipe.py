@@ -15,7 +15,7 @@ their names before anything is loaded.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, replace
 from difflib import get_close_matches
 from itertools import product
@@ -84,7 +84,7 @@ class CollectPlan:
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class HeadPlan:
-    """One head: its form and how it is trained. The defaults are ours; `HeadPlan.paper()` is the paper's.
+    """One head: its form and how it is trained. The defaults are ours.
 
     `text` is where a lagged head finds the state at the draft token: `mixed` or `leaf` (exact). `batch` counts
     answers, of which every position has as many draft tokens as were drawn; the learning rate is reached after a share
@@ -103,34 +103,19 @@ class HeadPlan:
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.03
     seed: NonNegativeInt = 0
 
-    @classmethod
-    def paper(cls, **changes: Any) -> "HeadPlan":
-        """The head of the paper: three blocks, w_rej = 6, three epochs of batches of 32 answers, lr 5e-5."""
-        paper = {
-            "form": "lagged",
-            "num_layers": 3,
-            "scalars": (),
-            "rejection_weight": 6.0,
-            "epochs": 3,
-            "batch": 32,
-            "lr": 5e-5,
-        }
-        return cls(**(paper | changes))
-
     @property
     def is_ahead(self) -> bool:
         return self.form == "look_ahead"
 
 
-def grid(plan: HeadPlan, axes: Mapping[str, Sequence[Any]] = GRID) -> dict[str, HeadPlan]:
-    """Every combination of the axes, by a name that says its values.
+def grid(plan: HeadPlan) -> dict[str, HeadPlan]:
+    """A plan at every point of `GRID`, by a name that says its values.
 
-    >>> list(grid(HeadPlan.paper(), {"num_layers": (0, 1)}))
-    ['num_layers=0', 'num_layers=1']
+    >>> list(grid(HeadPlan()))[:2]
+    ['rejection_weight=1,num_layers=0', 'rejection_weight=1,num_layers=1']
     """
-    names = list(axes)
-    combinations = [dict(zip(names, values, strict=True)) for values in product(*axes.values())]
-    return {",".join(f"{k}={v:g}" for k, v in c.items()): replace(plan, **c) for c in combinations}
+    points = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
+    return {",".join(f"{k}={v:g}" for k, v in point.items()): replace(plan, **point) for point in points}
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)

@@ -36,10 +36,6 @@ _BRANCH_COLUMNS = [f.name for f in fields(Branches) if f.name != "state"]
 _KINDS = {torch.int64: pa.int32(), torch.float32: pa.float32(), torch.bool: pa.bool_()}
 
 
-def name_of(index: int) -> str:
-    return f"shard-{index:05d}"
-
-
 def encoded(records: Sequence[Record], provenance: dict[str, Any]) -> tuple[bytes, bytes]:
     """A shard as the bytes of its two files: (safetensors, parquet)."""
     states = save(_states(records))
@@ -54,8 +50,8 @@ def encoded(records: Sequence[Record], provenance: dict[str, Any]) -> tuple[byte
 
 def write(folder: Path, index: int, files: tuple[bytes, bytes]) -> None:
     """Put the two files of `encoded` into the folder, the parquet last."""
-    cache_dir.write(folder / f"{name_of(index)}.safetensors", files[0])
-    cache_dir.write(folder / f"{name_of(index)}.parquet", files[1])
+    for content, suffix in zip(files, ("safetensors", "parquet"), strict=True):
+        cache_dir.write(folder / f"shard-{index:05d}.{suffix}", content)
 
 
 def done(folder: Path) -> list[int]:
