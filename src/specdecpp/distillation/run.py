@@ -154,7 +154,7 @@ class _Run:
         card = {
             "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
             "draft": {"files": files, "shape": asdict(shape), "parameters": sum(p.numel() for p in trainer.own)}
-            | ({"layers": settled["layers"]} if settled.get("layers") else {}),
+            | ({"layers": settled["layers"]} if settled["layers"] else {}),
             "tried": settled["tried"],
             "start": begun and {"name": short_name(begun.model.name), "fingerprint": begun.model.source.fingerprint},
             "data": {
@@ -196,8 +196,14 @@ class _Run:
             cache_dir.write(path, json.dumps({"asked": asked, **self._decided()}, indent=1) + "\n")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            settled = found | {"shape": Shape(**found["shape"]), "passes": {int(n): s for n, s in found["passes"].items()}}
-            is_other, _ = found["asked"] != asked, (found["tried"], range(found["num_shards"]))
+            settled = {
+                "shape": Shape(**found["shape"]),
+                "num_shards": int(found["num_shards"]),
+                "layers": found.get("layers"),
+                "passes": {int(rows): seconds for rows, seconds in found["passes"].items()},
+                "tried": list(found["tried"]),
+            }
+            is_other = found["asked"] != asked
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"{path} is damaged ({error}). Put it back as it was, or distil into another folder.") from error
         if is_other:

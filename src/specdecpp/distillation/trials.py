@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specdecpp.backends import Model, Reduces
+from specdecpp.costs import Costs
 from specdecpp.distillation import network, shapes, text, training
 from specdecpp.distillation.target import Target
 from specdecpp.distillation.text import TextPiece
@@ -143,7 +143,7 @@ class Trials:
         """Seconds of a draft token while passes take what `passes` say: a machine has quick minutes and slow ones."""
         (times,) = vocabulary.step_seconds(self.target.writer, served)
         draft_s, pass_s = map(min, zip(*times, strict=True))
-        return draft_s / pass_s * float(np.interp(vocabulary.NUM + 1, [*self.passes], [*self.passes.values()]))
+        return draft_s / pass_s * Costs(draft_s=0.0, passes=self.passes).pass_s(vocabulary.NUM + 1)
 
 
 def precision(target: Target, draft: Any) -> gguf_writing.Precision | None:

@@ -11,6 +11,7 @@ be served. Draft tokens Y ~ q are drawn and scored against p; the draft's states
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -146,14 +147,23 @@ def _label_batch(
         z, columns["is_mixed"] = mixed_text(x, columns["candidate"][:, 0], generator)
         mixed = [[*a.prompt, *part] for a, part in zip(answers, (z.tolist() for z in z.split(sizes)), strict=True)]
         columns["mixed"] = half(draft.offline_pass(**padded(mixed, draft.device))[1][rows.batch, rows.prefix])
-    branches: list[Branches | None] = [None] * len(answers)
     if tree and "leaf" in how.features:
         columns["leaf"] = half(tree.grow(columns["candidate"][:, 0])[1])
         tree.clear()
+    cut: dict[str, Sequence[Any]] = {name: column.cpu().split(sizes) for name, column in columns.items()}
+    cut["states"] = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
     if tree and how.branch_length:
-        branches = [*grow_branches(tree, judge, distributions, columns["answer_odds"], how, generator)]
-    states = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
-    return _records(answers, columns, states, branches)
+        cut["branches"] = grow_branches(tree, judge, distributions, columns["answer_odds"], how, generator)
+    return [
+        Record(
+            source=a.source,
+            split=a.split,
+            prompt=torch.tensor(a.prompt),
+            answer=torch.tensor(a.answer),
+            **dict(zip(cut, values, strict=True)),
+        )
+        for a, *values in zip(answers, *cut.values(), strict=True)
+    ]
 
 
 def _clean(
@@ -164,28 +174,6 @@ def _clean(
     logits, hidden = backend.offline_pass(cache, **padded(texts, backend.device))
     batch, prefix = rows.batch.to(backend.device), rows.prefix.to(backend.device)
     return logits[batch, prefix - 1], hidden, None if cache is None else BranchTree(backend, cache, rows)
-
-
-def _records(
-    answers: Sequence[Sampled],
-    columns: dict[str, Tensor],
-    states: Sequence[Float[Tensor, "_ D"]],
-    branches: Sequence[Branches | None],
-) -> list[Record]:
-    """The columns over the M positions of a batch, cut into one record for each answer."""
-    cut = [column.cpu().split([len(a.answer) for a in answers]) for column in columns.values()]
-    return [
-        Record(
-            source=a.source,
-            split=a.split,
-            prompt=torch.tensor(a.prompt),
-            answer=torch.tensor(a.answer),
-            states=state,
-            branches=branch,
-            **dict(zip(columns, values, strict=True)),
-        )
-        for a, state, branch, values in zip(answers, states, branches, zip(*cut, strict=True), strict=True)
-    ]
 
 
 def padded(texts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
