@@ -4,9 +4,7 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shlex
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from interrupted import interrupted
+from interrupted import at_file, attempts, before, interrupted, see_killed
 from typer.testing import CliRunner, Result
 
 from specdecpp import BackendError, DataError, Pair, cache_dir, cli
@@ -159,44 +157,15 @@ def test_any_pair_collects_under_any_sampling(kind: str, tmp_path: Path) -> None
 # Killed, resumed, spread
 
 
-MOMENTS = ["half of file 1", "after file 2", "half of file 2", "while sampling", "half of file 3", "after file 2"]
-KILLED = """
-import os, signal, sys, torch
-torch.set_num_threads(1)
-from specdecpp import cache_dir
-from specdecpp.loading.pair import load_pair
-from specdecpp.training.collect import collect
-from specdecpp.training.recipe import Recipe
-
-recipe = Recipe.read(sys.argv[1])
-pair = load_pair(recipe.pair.target, draft=recipe.pair.draft, dtype="float32")
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def run(moment):
-    own, num = cache_dir.write, 0
-    def write(path, content):
-        nonlocal num
-        num += 1
-        if moment == f"half of file {num}":
-            with cache_dir.whole(path) as part:
-                half = content.encode() if isinstance(content, str) else content
-                part.write_bytes(half[: len(half) // 2])
-                die()
-        own(path, content)
-        if moment == f"after file {num}":
-            die()
-    cache_dir.write = write
-    collect(recipe, pair, progress=lambda p: die() if moment == "while sampling" and p.tokens > 30 else None)
-
-for moment in sys.argv[2:]:
-    child = os.fork()
-    if not child:
-        run(moment)
-        os._exit(0)
-    print(os.waitpid(child, 0)[1], sorted(p.name for p in recipe.labels.iterdir()), flush=True)
-"""
+MOMENTS = {
+    "half of the description": at_file("", 1, is_half=True),
+    "after one file of two": at_file("", 2),
+    "half of its first file": at_file("", 1, is_half=True),
+    "half of its second file": at_file("", 2, is_half=True),
+    "while sampling": before(rooms, "sample_responses", 2),
+    "half of the third": at_file("", 3, is_half=True),
+    "after a shard": at_file("", 2),
+}
 
 
 def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(
@@ -205,14 +174,8 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(
     """Catches half a file that is taken for a whole one, a shard that depends on what was made before it in its process or is
     made twice, and litter: processes are killed (-9) while they write, between both files of a shard and while they sample."""
     recipe = recipe_of(home, tmp_path)
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.yaml"), *MOMENTS]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert [int(line.split()[0]) for line in done.stdout.splitlines()] == [signal.SIGKILL] * len(MOMENTS), done.stderr
-    assert re.search(r"'collection\.json\.\S+\.part'", done.stdout.splitlines()[0])
-    assert re.search(r"'shard-00000\.parquet\.\S+\.part'", done.stdout.splitlines()[2])
-    before = shards.done(recipe.labels)
-    assert 0 < len(before) < NUM_SHARDS
+    see_killed(__file__, MOMENTS, str(tmp_path / "recipe.yaml"))
+    assert 0 < len(shards.done(recipe.labels)) < NUM_SHARDS
     end = collect(recipe, pair)
     assert end.prompts_before > 0
     assert hashes(recipe.labels) == hashes(whole)
@@ -456,3 +419,14 @@ def test_the_examples_of_the_help_page_parse() -> None:
             1,
             "error: there is no recipe recipe.yaml. Give the path of a YAML file.\n",
         )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    recipe = Recipe.read(sys.argv[1])
+    pair = load_pair(recipe.pair.target, draft=recipe.pair.draft, dtype="float32")
+    attempts(lambda: collect(recipe, pair), MOMENTS)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,9 +3,6 @@
 import json
 import random
 import re
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from interrupted import at_file, attempts, before, see_killed
 from records import Process, records
 from typer.testing import CliRunner, Result
 
@@ -22,6 +20,7 @@ from specdecpp.errors import DataError
 from specdecpp.head import Calibration
 from specdecpp.policies import SpecDecPP
 from specdecpp.testing import save_tiny_pair
+from specdecpp.training import pipeline
 from specdecpp.training.labels import Record
 from specdecpp.training.recipe import HeadPlan
 from specdecpp.training.train import acceptance_loss, batches, examples, train
@@ -253,57 +252,22 @@ def test_the_grid_is_one_command(tmp_path: Path):
     assert all((Path(row["folder"]) / "head.safetensors").exists() for row in heads.values())
 
 
-KILLED = f"""
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import forks
-from specdecpp import cli
-from specdecpp.training import pipeline
-
-def die(*given, **named):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def run(moment):
-    when, _, name = moment.partition(" ")
-    if when == "in":
-        setattr(pipeline, name, die)
-    own = Path.replace
-    def replace(self, target):
-        if when == "half" and str(target).endswith(name):
-            self.write_bytes(self.read_bytes()[: self.stat().st_size // 2])
-            die()
-        own(self, target)
-        if when == "after" and str(target).endswith(name):
-            die()
-    Path.replace = replace
-    cli.main()
-
-moments, sys.argv = sys.argv[1].split(";"), sys.argv[1:]
-for moment in moments:
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        run(moment)
-        os._exit(0)
-    print(os.waitpid(child, 0)[1], moment, flush=True)
-"""
-MOMENTS = (
-    "after labels/shard-00001.safetensors",  # one of two files
-    "after ahead/state.pt",  # of the first epoch
-    "half ahead/state.pt",
-    "after ahead/head.safetensors",  # trained, its card not yet written
-    "after head_lagged/head.json",  # all are trained, none is calibrated
-    "in calibrate_head",
-    "half ahead/head.safetensors",
-    "after ahead/head.safetensors",  # calibrated, its card still that of training
-    "half ahead/head.json",
-    "after ahead/head.json",  # one is calibrated
-    "in calibrate_head",
-    "after head_lagged/head.json",
-    "in evaluate",
-    "half evaluation.json",
-)
+MOMENTS = {
+    "one of two files of a shard": at_file("labels/shard-00001.safetensors"),
+    "the first epoch": at_file("ahead/state.pt"),
+    "half the state": at_file("ahead/state.pt", is_half=True),
+    "trained, its card not yet written": at_file("ahead/head.safetensors"),
+    "all are trained, none is calibrated": at_file("head_lagged/head.json"),
+    "calibrating": before(pipeline, "calibrate_head"),
+    "half the weights": at_file("ahead/head.safetensors", is_half=True),
+    "calibrated, its card still that of training": at_file("ahead/head.safetensors"),
+    "half the card": at_file("ahead/head.json", is_half=True),
+    "one is calibrated": at_file("ahead/head.json"),
+    "calibrating the other": before(pipeline, "calibrate_head"),
+    "all are calibrated": at_file("head_lagged/head.json"),
+    "evaluating": before(pipeline, "evaluate"),
+    "half the table": at_file("evaluation.json", is_half=True),
+}
 
 
 def test_killed_at_any_moment_it_ends_alike(tmp_path: Path):
@@ -313,8 +277,7 @@ def test_killed_at_any_moment_it_ends_alike(tmp_path: Path):
     path = recipe(tmp_path)
     assert call("train", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
     killed = ["train", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
-    done = subprocess.run([sys.executable, "-c", KILLED, ";".join(MOMENTS), *killed], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [f"{int(signal.SIGKILL)} {moment}" for moment in MOMENTS], done.stderr
+    see_killed(__file__, MOMENTS, *killed)
     assert call(*killed).exit_code == 0
     files = {of: {p.relative_to(tmp_path / of): p for p in (tmp_path / of / "heads").rglob("*")} for of in ("whole", "killed")}
     assert files["whole"].keys() == files["killed"].keys()
@@ -432,3 +395,13 @@ def test_a_head_that_the_recipe_does_not_have(tmp_path: Path):
     result = call("train", "--only", "train", str(recipe(tmp_path, train={})))
     assert result.exit_code == 1
     assert "recipe.yaml names no head" in result.stderr
+
+
+def main() -> None:
+    import forks  # noqa: F401
+
+    attempts(cli.main, MOMENTS)
+
+
+if __name__ == "__main__":
+    main()
