@@ -141,6 +141,22 @@ def random_head(process: Process, *, seed: int = 0, scale: float = 1.0, **card: 
     return distributions.random_head(size, seed=seed, scale=scale, **vocabulary, **card)
 
 
+def logits_of(head: AcceptanceHead, process: Process, *, depth: int = 1) -> Tensor:
+    """Raw logits [V, V] of a head for every last token and draft token."""
+    v, top = len(process.p), process.q.topk(2).values
+    known = {
+        "log_q": process.q.log(),
+        "entropy": _entropy(process.q)[:, None].expand(v, v),
+        "gap": (top[:, :1] - top[:, 1:]).expand(v, v),
+        "depth": torch.full((v, v), depth),
+    }
+    token = torch.arange(v).expand(v, v)
+    hidden = torch.eye(v)[:, None].expand(v, v, v) if head.card.form == "look_ahead" else torch.eye(v)[token]
+    scalars = torch.stack([known[name].float() for name in head.card.scalars], -1) if head.card.scalars else None
+    with torch.no_grad():
+        return head(hidden, token, scalars)
+
+
 def knowing_head(process: Process, bent: Calibration | None = None, **card: Any) -> AcceptanceHead:
     """A look-ahead head whose score is min(1, p/q), or one that `bent` would make of it by its calibration.
 

@@ -1,11 +1,9 @@
 """Collection as a whole: one recipe gives one set of bytes whatever happens on the way, and refusals lose nothing."""
 
-import errno
 import hashlib
 import json
 import os
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +24,7 @@ from specdecpp.testing import TableModel, practice_prompts, save_tiny_pair, tiny
 from specdecpp.training import collect as rooms
 from specdecpp.training import shards
 from specdecpp.training.collect import Progress, collect
+from specdecpp.training.folders import claimed
 from specdecpp.training.recipe import Recipe
 
 COLLECT = {"max_tokens": 12, "shard_size": 6, "batch": 4, "draws": 2, "seed": 5, "features": ["mixed", "leaf"]}
@@ -273,33 +272,15 @@ def test_a_folder_that_cannot_be_written_is_told_before_models_are_loaded(home: 
             collecting.collected(replace(gone, out=tmp_path / out), yes=False, quiet=True, is_whole=False)
 
 
-def test_a_failing_disk_is_told(home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a traceback where a folder becomes read-only, or its disk fails, in the middle of a run."""
-    recipe = recipe_of(home, tmp_path)
-
-    def fail(path: Path, content: bytes) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(cache_dir, "write", fail)
-    with pytest.raises(DataError, match=r"cannot be written into \(Read-only file system\).*run the same command again"):
-        collect(recipe, pair)
-
-
 def test_two_runs_do_not_share_a_folder(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
     """Catches two runs that write under the same names, and one that removes what the other is writing."""
     recipe = recipe_of(home, tmp_path)
-    other = "import sys; from pathlib import Path; from specdecpp.training.folders import claimed\n"
-    other += "with claimed(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", other, str(recipe.labels)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "mine\n"
+    with claimed(recipe.labels):
         half = recipe.labels / "shard-00000.parquet.1-ab.part"
         half.write_text("half")
         with pytest.raises(DataError, match=r"another run works in .*labels\. Wait until it has ended"):
             collect(recipe, pair)
         assert half.exists()
-        process.kill()
     collect(recipe, pair)
     assert hashes(recipe.labels) == hashes(whole)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from records import Process, knowing_head, random_head, record_of, records
+from records import Process, knowing_head, logits_of, random_head, record_of, records
 
 from specdecpp import AcceptanceHead
 from specdecpp.errors import DataError
@@ -19,20 +19,8 @@ DRAWS = torch.Generator().manual_seed(0)
 
 
 def judged_by(head: AcceptanceHead, process: Process, *, depth: int) -> np.ndarray:
-    """Log probabilities [V, V] of a look-ahead head for every last token and draft token, at a depth."""
-    v = len(process.p)
-    q = process.q
-    top = q.topk(2).values
-    known = {
-        "log_q": q.log(),
-        "entropy": torch.special.entr(q).sum(-1, keepdim=True).expand(v, v),
-        "gap": (top[:, :1] - top[:, 1:]).expand(v, v),
-        "depth": torch.full((v, v), float(depth)),
-    }
-    hidden, token = torch.eye(v)[:, None].expand(v, v, v), torch.arange(v).expand(v, v)
-    with torch.no_grad():
-        raw = head(hidden, token, torch.stack([known[s].float() for s in head.card.scalars], -1)).double()
-    return torch.nn.functional.logsigmoid(head.card.calibration.apply(raw)).numpy()
+    """Log probabilities [V, V] of a head for every last token and draft token, at a depth."""
+    return torch.nn.functional.logsigmoid(head.card.calibration.apply(logits_of(head, process, depth=depth).double())).numpy()
 
 
 def steps_of(record: Record, *, length: int = 10) -> Steps:

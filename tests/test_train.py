@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from interrupted import at_file, attempts, before, see_killed
-from records import Process, records
+from records import Process, logits_of, records
 from typer.testing import CliRunner, Result
 
 from specdecpp import AcceptanceHead, cache_dir, cli, load_pair
@@ -39,23 +39,6 @@ def answers() -> list[Record]:
 @pytest.fixture(scope="module")
 def dev() -> list[Record]:
     return records(PROCESS, 10, num_tokens=20, seed=3)
-
-
-def probability_of(head: AcceptanceHead, process: Process = PROCESS) -> torch.Tensor:
-    """What a head says of every (last token, draft token) [V, V], raw."""
-    v, q = len(process.p), process.q.float()
-    top = q.topk(2).values
-    known = {
-        "log_q": q.log(),
-        "entropy": torch.special.entr(q).sum(-1, keepdim=True).expand(v, v),
-        "gap": (top[:, :1] - top[:, 1:]).expand(v, v),
-        "depth": torch.ones(v, v),
-    }
-    token = torch.arange(v).expand(v, v)
-    hidden = torch.eye(v)[:, None].expand(v, v, v) if head.card.form == "look_ahead" else torch.eye(v)[token]
-    scalars = torch.stack([known[name] for name in head.card.scalars], -1) if head.card.scalars else None
-    with torch.no_grad():
-        return head(hidden, token, scalars).sigmoid()
 
 
 # The objective
@@ -94,7 +77,7 @@ def test_a_look_ahead_head_learns_what_there_is_to_learn(weight, answers, dev, t
     reads, so a trained head must come close to it, at every weight of rejections."""
     told = []
     head = train(replace(QUICK, rejection_weight=weight), answers, dev, ABOUT, tmp_path, tell=told.append)
-    found = head.card.calibration.apply(probability_of(head).logit()).sigmoid()
+    found = head.card.calibration.apply(logits_of(head, PROCESS)).sigmoid()
     reached = PROCESS.q > 0.05  # pairs that were seen often
     assert float((found - PROCESS.accept).abs()[reached].max()) < 0.12
     assert told[-1].dev_kl < 0.02
@@ -111,7 +94,7 @@ def test_a_lagged_head_learns_from_the_state_at_the_draft_token(text, answers, d
     share = torch.bincount(texts, minlength=5).double() / len(texts)
     weight = share[:, None] * PROCESS.q
     mean = (weight * PROCESS.accept).sum(0) / weight.sum(0)
-    assert float((probability_of(head)[0] - mean).abs().max()) < 0.12
+    assert float((logits_of(head, PROCESS)[0].sigmoid() - mean).abs().max()) < 0.12
 
 
 def test_examples_take_the_loss_only_where_the_text_has_the_drafts_token(answers):

@@ -101,9 +101,8 @@ class _Batch:
         """Put the first `num` columns of what was not read into the cache; the logits of the last."""
         ids, self._ids = self._ids[:, :num], self._ids[:, num:]
         mask = self._mask[:, : self._mask.shape[1] - self._ids.shape[1]]
-        more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
-        if "position_ids" in self._takes:
-            more["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        known: dict[str, Any] = {"logits_to_keep": 1, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]}
+        more = {name: value for name, value in known.items() if name in self._takes}
         return self._backend.offline_pass(input_ids=ids, attention_mask=mask, cache=self._cache, **more)[0][:, -1]
 
     def step(self, generator: torch.Generator) -> list[int]:
