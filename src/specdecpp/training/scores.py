@@ -169,7 +169,7 @@ def token_inputs(record: Record, source: Source) -> tuple[ScoreInputs, Float[Ten
 
 
 def step_inputs(record: Record, branches: Branches, *, is_ahead: bool) -> ScoreInputs:
-    """About the answer's own token and those of the branch at every position [N, 1 + K]."""
+    """Inputs for the answer's own token and those of the branch at every position [N, 1 + K]."""
     hidden = along(record.states[1:], branches.state)
     if is_ahead:
         before = record.states[:-1, None]
