@@ -57,6 +57,19 @@ class Process:
         return tokens
 
 
+def pooled_tail(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> float:
+    """The chi-square tail of counts against a distribution; outcomes expected fewer than five times count as one."""
+    num, total = sum(counts.values()), sum(chances.values())
+    assert not [outcome for outcome in counts if chances[outcome] == 0]
+    often = {outcome: p / total for outcome, p in chances.items() if num * p / total >= 5}
+    found, rare = {outcome: counts.get(outcome, 0) for outcome in often}, 1 - sum(often.values())
+    if num * rare >= 1:
+        often["rare"], found["rare"] = rare, num - sum(found.values())
+    whole = sum(often.values())
+    assert len(often) > 5, "the comparison is vacuous"
+    return distributions.chi_square_tail(found, {outcome: p / whole for outcome, p in often.items()})
+
+
 def draw(p: Tensor, generator: torch.Generator) -> int:
     return int(torch.multinomial(p, 1, generator=generator))
 
@@ -126,6 +139,22 @@ def random_head(process: Process, *, seed: int = 0, scale: float = 1.0, **card: 
     size = len(process.p)
     vocabulary = {"vocab_size": size} if card.get("form") == "look_ahead" else {}
     return distributions.random_head(size, seed=seed, scale=scale, **vocabulary, **card)
+
+
+def logits_of(head: AcceptanceHead, process: Process, *, depth: int = 1) -> Tensor:
+    """Raw logits [V, V] of a head for every last token and draft token."""
+    v, top = len(process.p), process.q.topk(2).values
+    known = {
+        "log_q": process.q.log(),
+        "entropy": _entropy(process.q)[:, None].expand(v, v),
+        "gap": (top[:, :1] - top[:, 1:]).expand(v, v),
+        "depth": torch.full((v, v), depth),
+    }
+    token = torch.arange(v).expand(v, v)
+    hidden = torch.eye(v)[:, None].expand(v, v, v) if head.card.form == "look_ahead" else torch.eye(v)[token]
+    scalars = torch.stack([known[name].float() for name in head.card.scalars], -1) if head.card.scalars else None
+    with torch.no_grad():
+        return head(hidden, token, scalars)
 
 
 def knowing_head(process: Process, bent: Calibration | None = None, **card: Any) -> AcceptanceHead:

@@ -1,13 +1,9 @@
 """Collection as a whole: one recipe gives one set of bytes whatever happens on the way, and refusals lose nothing."""
 
-import errno
 import hashlib
 import json
 import os
-import re
 import shlex
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from interrupted import interrupted
+from interrupted import at_file, attempts, before, interrupted, see_killed
 from typer.testing import CliRunner, Result
 
 from specdecpp import BackendError, DataError, Pair, cache_dir, cli
@@ -28,7 +24,7 @@ from specdecpp.testing import TableModel, practice_prompts, save_tiny_pair, tiny
 from specdecpp.training import collect as rooms
 from specdecpp.training import shards
 from specdecpp.training.collect import Progress, collect
-from specdecpp.training.prompts import gather
+from specdecpp.training.folders import claimed
 from specdecpp.training.recipe import Recipe
 
 COLLECT = {"max_tokens": 12, "shard_size": 6, "batch": 4, "draws": 2, "seed": 5, "features": ["mixed", "leaf"]}
@@ -144,13 +140,6 @@ def test_what_it_is_of_is_recorded(whole: Path, pair: Pair) -> None:
     assert len(about["data"]) == len(about["digest"]) == 64
 
 
-def test_another_seed_gives_other_answers(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
-    recipe = recipe_of(home, tmp_path, seed=6)
-    collect(recipe, pair)
-    answers = [{(*r.prompt.tolist(), -1, *r.answer.tolist()) for r in shards.read(f)} for f in (whole, recipe.labels)]
-    assert len(answers[0] & answers[1]) < NUM_PROMPTS // 2
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_any_pair_collects_under_any_sampling(kind: str, tmp_path: Path) -> None:
     """Catches what only works for one architecture, and prompts that overrun a context and end the run."""
@@ -159,7 +148,7 @@ def test_any_pair_collects_under_any_sampling(kind: str, tmp_path: Path) -> None
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     filters = {"temperature": 0.8, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.1}
     recipe = recipe_of(tmp_path, tmp_path / "run", sampling=filters)
-    collect(recipe, recipe.pair.load())
+    collect(recipe, load_pair(tmp_path / "target", draft=tmp_path / "draft", dtype="float32"))
     assert shards.about(recipe.labels)["num_left_out"] == 1
     assert sorted(len(r.prompt) for r in shards.read(recipe.labels)) == [9, 255]
 
@@ -167,71 +156,27 @@ def test_any_pair_collects_under_any_sampling(kind: str, tmp_path: Path) -> None
 # Killed, resumed, spread
 
 
-MOMENTS = ["half of file 1", "after file 2", "half of file 2", "while sampling", "half of file 3", "after file 2"]
-KILLED = """
-import os, signal, sys, torch
-torch.set_num_threads(1)
-from specdecpp import cache_dir
-from specdecpp.training.collect import collect
-from specdecpp.training.recipe import Recipe
-
-recipe = Recipe.read(sys.argv[1])
-pair = recipe.pair.load()
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def run(moment):
-    own, num = cache_dir.write, 0
-    def write(path, content):
-        nonlocal num
-        num += 1
-        if moment == f"half of file {num}":
-            with cache_dir.whole(path) as part:
-                half = content.encode() if isinstance(content, str) else content
-                part.write_bytes(half[: len(half) // 2])
-                die()
-        own(path, content)
-        if moment == f"after file {num}":
-            die()
-    cache_dir.write = write
-    collect(recipe, pair, progress=lambda p: die() if moment == "while sampling" and p.tokens > 30 else None)
-
-for moment in sys.argv[2:]:
-    child = os.fork()
-    if not child:
-        run(moment)
-        os._exit(0)
-    print(os.waitpid(child, 0)[1], sorted(p.name for p in recipe.labels.iterdir()), flush=True)
-"""
+MOMENTS = {
+    "half of the description": at_file("", 1, is_half=True),
+    "after one file of two": at_file("", 2),
+    "half of its first file": at_file("", 1, is_half=True),
+    "half of its second file": at_file("", 2, is_half=True),
+    "while sampling": before(rooms, "sample_responses", 2),
+    "half of the third": at_file("", 3, is_half=True),
+    "after a shard": at_file("", 2),
+}
 
 
 def test_killed_at_any_moment_and_started_again_it_gives_the_same_bytes(
     whole: Path, home: Path, pair: Pair, tmp_path: Path
 ) -> None:
-    """Catches half a file that is taken for a whole one, a shard that depends on what was made before it in its process, and
-    litter: processes are killed (-9) while they write, between the two files of a shard and while they sample."""
+    """Catches half a file that is taken for a whole one, a shard that depends on what was made before it in its process or is
+    made twice, and litter: processes are killed (-9) while they write, between both files of a shard and while they sample."""
     recipe = recipe_of(home, tmp_path)
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "recipe.yaml"), *MOMENTS]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert [int(line.split()[0]) for line in done.stdout.splitlines()] == [signal.SIGKILL] * len(MOMENTS), done.stderr
-    assert re.search(r"'collection\.json\.\S+\.part'", done.stdout.splitlines()[0])
-    assert re.search(r"'shard-00000\.parquet\.\S+\.part'", done.stdout.splitlines()[2])
-    before = shards.done(recipe.labels)
-    assert 0 < len(before) < NUM_SHARDS
+    see_killed(__file__, MOMENTS, str(tmp_path / "recipe.yaml"))
+    assert 0 < len(shards.done(recipe.labels)) < NUM_SHARDS
     end = collect(recipe, pair)
     assert end.prompts_before > 0
-    assert hashes(recipe.labels) == hashes(whole)
-
-
-def test_shards_do_not_depend_on_each_other(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
-    """Catches randomness that runs on from shard to shard: one that is deleted is made again, the same."""
-    recipe = recipe_of(home, tmp_path)
-    collect(recipe, pair)
-    for name in ("shard-00002.parquet", "shard-00000.parquet", "shard-00000.safetensors"):
-        (recipe.labels / name).unlink()
-    assert collect(recipe, pair).tokens > 0
     assert hashes(recipe.labels) == hashes(whole)
     assert collect(recipe, pair).tokens == 0
 
@@ -248,8 +193,11 @@ def begun(home: Path, pair: Pair, tmp_path: Path) -> Recipe:
     return recipe
 
 
-def test_a_changed_recipe_is_refused_with_what_has_changed(home: Path, begun: Recipe, pair: Pair) -> None:
-    """Catches a collection of two kinds of labels, and one that is begun anew over the old."""
+def test_a_changed_recipe_is_refused_with_what_has_changed(
+    home: Path, begun: Recipe, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a collection of two kinds of labels, one that is begun anew over the old, a file that has changed while the
+    recipe has not, and a number of threads that gives other last digits."""
     before = hashes(begun.labels)
     changed = {"seed": (5, 6), "draws": (2, 3), "max_tokens": (12, 13)}
     other = recipe_of(home, begun.out.parent, **{key: now for key, (_, now) in changed.items()})
@@ -261,28 +209,13 @@ def test_a_changed_recipe_is_refused_with_what_has_changed(home: Path, begun: Re
     sampled = replace(begun, sampling=replace(begun.sampling, temperature=0.5))
     with pytest.raises(DataError, match=r"sampling.temperature was 1.0 and is 0.5\. Collect into another folder"):
         collect(sampled, pair)
-
-
-def test_other_prompts_under_the_same_name_are_refused(begun: Recipe, pair: Pair, tmp_path: Path) -> None:
-    """Catches a file that has changed while the recipe has not."""
-    other = tmp_path / "prompts.jsonl"
-    other.write_text('{"text": "something else"}\n')
-    sources = (replace(begun.collect.sources[0], path=str(other)),)
+    (tmp_path / "prompts.jsonl").write_text('{"text": "something else"}\n')
+    sources = (replace(begun.collect.sources[0], path=str(tmp_path / "prompts.jsonl")),)
     with pytest.raises(DataError, match=r"data was '.*' and is '.*'"):
         collect(replace(begun, collect=replace(begun.collect, sources=sources)), pair)
-
-
-def test_another_number_of_threads_is_refused(begun: Recipe, pair: Pair) -> None:
-    """Catches last digits that would differ from those of the shards that are there."""
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(DataError, match="threads was 1 and is 2"):
-            collect(begun, pair)
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_shards_of_nobody_are_not_added_to(begun: Recipe, pair: Pair) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(DataError, match="threads was 1 and is 2"):
+        collect(begun, pair)
     (begun.labels / shards.COLLECTION).unlink()
     with pytest.raises(DataError, match=r"holds shards but no collection\.json"):
         collect(begun, pair)
@@ -327,69 +260,32 @@ def test_a_full_disk_keeps_what_is_finished(
 def test_a_folder_that_cannot_be_written_is_told_before_models_are_loaded(home: Path, tmp_path: Path) -> None:
     """Catches a traceback, and one that comes after minutes of loading: here the models are not even there."""
     (tmp_path / "file").write_text("")
-    for out, words in (
-        (tmp_path / "file" / "run", "cannot be made (Not a directory"),
-        (tmp_path / "closed", "cannot be written"),
-    ):
-        if out.name == "closed":
-            (out / "labels").mkdir(parents=True)
-            (out / "labels").chmod(0o500)
-            if os.access(out / "labels", os.W_OK):  # as root everything can be written
-                continue
-        recipe = recipe_of(home, tmp_path, sources=[{"path": str(home / "prompts.jsonl"), "prompt": "text"}])
-        gone = replace(recipe, pair=replace(recipe.pair, target="/nowhere/target", draft="/nowhere/draft"))
-        with pytest.raises(DataError) as refused:
-            collecting.collected(replace(gone, out=out), yes=False, quiet=True, is_whole=False)
-        assert words in str(refused.value)
-        assert "--out" in str(refused.value)
-
-
-def test_a_failing_disk_is_told(home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a traceback where a folder becomes read-only, or its disk fails, in the middle of a run."""
+    (tmp_path / "closed" / "labels").mkdir(parents=True)
+    (tmp_path / "closed" / "labels").chmod(0o500)
     recipe = recipe_of(home, tmp_path)
-
-    def fail(path: Path, content: bytes) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(cache_dir, "write", fail)
-    with pytest.raises(DataError, match=r"cannot be written into \(Read-only file system\).*run the same command again"):
-        collect(recipe, pair)
+    gone = replace(recipe, pair=replace(recipe.pair, target="/nowhere/target", draft="/nowhere/draft"))
+    refusals = {"file/run": r"cannot be made \(Not a directory.*--out", "closed": "cannot be written into.*--out"}
+    if os.access(tmp_path / "closed" / "labels", os.W_OK):  # as root everything can be written
+        del refusals["closed"]
+    for out, words in refusals.items():
+        with pytest.raises(DataError, match=words):
+            collecting.collected(replace(gone, out=tmp_path / out), yes=False, quiet=True, is_whole=False)
 
 
 def test_two_runs_do_not_share_a_folder(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
     """Catches two runs that write under the same names, and one that removes what the other is writing."""
     recipe = recipe_of(home, tmp_path)
-    other = "import sys; from pathlib import Path; from specdecpp.training.folders import claimed\n"
-    other += "with claimed(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", other, str(recipe.labels)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "mine\n"
+    with claimed(recipe.labels):
         half = recipe.labels / "shard-00000.parquet.1-ab.part"
         half.write_text("half")
         with pytest.raises(DataError, match=r"another run works in .*labels\. Wait until it has ended"):
             collect(recipe, pair)
         assert half.exists()
-        process.kill()
     collect(recipe, pair)
     assert hashes(recipe.labels) == hashes(whole)
 
 
-NOT_ABOUT = [
-    "[]",
-    "3",
-    "null",
-    '"x"',
-    "{",
-    '{"pair": []}',
-    '{"num_shards": "4"}',
-    '{"prompts": [1]}',
-    '{"sampling": 3}',
-    "\xff",
-]
-
-
-@pytest.mark.parametrize("content", NOT_ABOUT)
+@pytest.mark.parametrize("content", ["[]", "null", "{", '{"pair": []}', '{"num_shards": "4"}', "\xff"])
 def test_a_damaged_description_is_told(home: Path, pair: Pair, tmp_path: Path, content: str) -> None:
     """Catches tracebacks where collection.json is JSON, but not what it was (`[]`), in everybody who reads it."""
     recipe = recipe_of(home, tmp_path)
@@ -398,15 +294,6 @@ def test_a_damaged_description_is_told(home: Path, pair: Pair, tmp_path: Path, c
     for reader in (lambda: collect(recipe, pair), lambda: shards.about(recipe.labels)):
         with pytest.raises(DataError, match=r"collection\.json.*Put back the file as it was, or collect into another folder"):
             reader()
-
-
-def test_prompts_with_half_a_character_are_told(home: Path, tmp_path: Path) -> None:
-    """Catches 'utf-8' codec can't encode character, which says neither which row nor what to do."""
-    rows = tmp_path / "prompts.jsonl"
-    rows.write_text('{"text": "fine"}\n{"text": "ab\\ud83d"}\n')
-    recipe = recipe_of(home, tmp_path, sources=[{"path": str(rows), "prompt": "text"}])
-    with pytest.raises(DataError, match=r"row 2 of .*prompts\.jsonl holds half of a character \(U\+D83D at character 3\)"):
-        gather(recipe.collect.sources, seed=0)
 
 
 def test_a_large_collection_must_be_asked_for(home: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,3 +400,14 @@ def test_the_examples_of_the_help_page_parse() -> None:
             1,
             "error: there is no recipe recipe.yaml. Give the path of a YAML file.\n",
         )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    recipe = Recipe.read(sys.argv[1])
+    pair = load_pair(recipe.pair.target, draft=recipe.pair.draft, dtype="float32")
+    attempts(lambda: collect(recipe, pair), MOMENTS)
+
+
+if __name__ == "__main__":
+    main()

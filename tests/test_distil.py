@@ -17,8 +17,8 @@ from specdecpp.distillation import finishing, measuring, network, run, start, te
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.run import CARD, PLAN, TEXT, DistilPlan, distil
 from specdecpp.distillation.target import Target
+from specdecpp.distillation.text import answered
 from specdecpp.distillation.training import STATE, Course, Trainer, divergence, overlap, own_weights, targets
-from specdecpp.distillation.writing import answered
 from specdecpp.errors import BackendError, DataError, PairError
 from specdecpp.loading.models import load_model
 from specdecpp.loading.tokenizers import load_tokenizer
@@ -83,6 +83,10 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_model(out / "draft", dtype="auto", device=None, device_map=None).state_dict()
 
 
+def pieces_of(out: Path) -> list[text.TextPiece]:
+    return [piece for path in sorted((out / TEXT).glob("text-*")) for piece in text.pieces(path)]
+
+
 def test_a_run_that_is_killed_at_every_step_ends_with_the_same_draft(folder, tmp_path):
     """Catches work that is done twice or never, an order that depends on the run, and a state that lacks something."""
     kills, whole = 0, tmp_path / "whole"
@@ -103,7 +107,7 @@ def test_a_run_that_is_killed_at_every_step_ends_with_the_same_draft(folder, tmp
 def test_training_makes_a_draft_agree_more(folder, whole):
     """Catches a loss that is not of the target, rows of the output layer of another token, and states of another layer."""
     target = Target(str(folder / "target"))
-    pieces = [piece for path in sorted((whole / TEXT).glob("text-*")) for piece in text.pieces(path)]
+    pieces = pieces_of(whole)
     trained: Any = load_model(whole / "draft", dtype="auto", device=None, device_map=None)
     trained.config.output_ids = None
     untrained = network.draft(target.model, Shape(kept=1, own=1))
@@ -314,7 +318,7 @@ def test_a_small_model_may_be_the_start(folder, tmp_path):
     trained = load_model(tmp_path / "out" / "draft", dtype="auto", device=None, device_map=None)
     assert trained.config.hidden_size == 16
     target = Target(str(folder / "target"))
-    pieces = [piece for path in sorted((tmp_path / "out" / TEXT).glob("text-*")) for piece in text.pieces(path)]
+    pieces = pieces_of(tmp_path / "out")
     found = [measuring.agreement(target.model, draft, pieces) for draft in (small, trained)]
     assert found[1] > found[0] + 0.02
     padded = tiny_model("llama", seed=7, layers=1, hidden_size=16, head_dim=16, vocab_size=72)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from specdecpp.backends import EagerModel
 from specdecpp.cli import app
-from specdecpp.distillation import network, run, saving, text, training, writing
+from specdecpp.distillation import network, run, saving, text, training
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.run import TEXT, distil
 from specdecpp.distillation.target import Target
@@ -72,7 +72,7 @@ def test_angles_of_another_processor_are_the_same_angles():
 def test_what_cannot_be_written_is_refused_before_anything_is(folder, tmp_path, monkeypatch):
     """Catches a refusal at the very end, when the draft is trained."""
     monkeypatch.setattr(gguf_writing, "refusal", lambda model: "it is of another kind")
-    monkeypatch.setattr(writing, "answered", lambda *_, **__: pytest.fail("written"))
+    monkeypatch.setattr(text, "answered", lambda *_, **__: pytest.fail("written"))
     with pytest.raises(BackendError, match=r"cannot be written as a GGUF file: it is of another kind\. Name the target's"):
         distil(plan(folder, tmp_path / "out"))
 
@@ -113,8 +113,8 @@ def test_ctrl_c_says_how_to_go_on(folder, tmp_path, monkeypatch):
 def test_shards_that_are_written_together_are_the_same_after_a_kill(folder, tmp_path, monkeypatch, number):
     """Catches a shard whose bytes depend on which others were there when a run went on: as transformers writes on a GPU, in
     groups of three shards whose answers share 24 places."""
-    monkeypatch.setattr(writing, "TOGETHER", 3)
-    monkeypatch.setattr(writing, "WIDE", 24)
+    monkeypatch.setattr(text, "TOGETHER", 3)
+    monkeypatch.setattr(text, "WIDE", 24)
     monkeypatch.setattr(Target, "writer", property(lambda self: EagerModel(self.quick)))
     asked = replace(plan(folder, tmp_path), tokens=5 * 64 * 12)
 
@@ -190,8 +190,9 @@ def test_what_is_trained_computes_as_the_file_does(folder, tmp_path):
     assert {w.kind for w in own if len(w.shape) == 2} == {"Q4_1"}
     draft = network.draft(target.model, shape)
     own_layers = training.own_weights(network.tail(draft, 2))
-    for parameter, value in zip(own_layers, saved(out / training.STATE)["own"], strict=True):
-        parameter.data.copy_(value)
+    with saved(out / training.STATE, otherwise="") as state:
+        for parameter, value in zip(own_layers, state["own"], strict=True):
+            parameter.data.copy_(value)
     some = list(text.pieces(next((out / "text").iterdir())))[:3]
     trained = training.hidden(network.tail(draft, 2), some, precision=Precision.q4_1)
     torch.testing.assert_close(trained, training.hidden(network.tail(file.model, 2), some), rtol=1e-5, atol=1e-5)

@@ -1,114 +1,55 @@
 """A distillation whose process is killed (-9) in every phase, from the choice of a shape to the check.
 
-    python test_distil_killed.py FOLDER [small]    # the killing; FOLDER has target/, prompts.jsonl and maybe small/
+    python test_distil_killed.py FOLDER layers|small    # the killing; FOLDER has target/, prompts.jsonl and small/
 
-Each attempt is a fork that goes on from what the one before left. It dies at the n-th call of a function, before or after it,
-or when half of a file is written. One line for each says the phase and how it ended.
+Each attempt is a fork that goes on from what the one before left (`interrupted`).
 """
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from interrupted import Moment, at_file, attempted, attempts, before, see_killed
 from test_distil import filled, plan_of
 from test_pruning import with_small
 
-from specdecpp import cache_dir
 from specdecpp.backends import NativeModel
 from specdecpp.bench import check
 from specdecpp.bench.turns import Turns
-from specdecpp.distillation import finishing, measuring, pruning, saving, start
+from specdecpp.distillation import finishing, measuring, start, trials
 from specdecpp.distillation import training as course
 from specdecpp.distillation.run import CARD, DistilPlan, distil
 
 SAME = "text/*", "draft/*"
 """What must be the same to the byte; other files say when or where they were made."""
-Moment = Callable[[], None]
-"""Arms a kill."""
 
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def before(owner: Any, name: str, number: int = 1, *, is_after: bool = False) -> Moment:
-    """At the n-th call of a function, once it is armed."""
-
-    def arm() -> None:
-        own, calls = getattr(owner, name), 0
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == number and not is_after:
-                die()
-            found = own(*args, **kwargs)
-            if calls == number:
-                die()
-            return found
-
-        setattr(owner, name, counted)
-
-    return arm
-
-
-def after(owner: Any, name: str, number: int = 1) -> Moment:
-    return before(owner, name, number, is_after=True)
-
-
-def half_of(ending: str, number: int = 1) -> Moment:
-    """When half of the n-th file is written whose name ends so."""
-
-    def arm() -> None:
-        own, calls = cache_dir.whole, 0
-
-        @contextmanager
-        def torn(path: str | Path) -> Iterator[Path]:
-            nonlocal calls
-            with own(path) as part:
-                yield part
-                calls += str(path).endswith(ending)
-                if calls == number and str(path).endswith(ending):
-                    os.truncate(part, part.stat().st_size // 2)
-                    die()
-
-        cache_dir.whole = torn
-
-    return arm
-
-
-PHASES: dict[str, Moment] = {
-    "choosing a shape": before(NativeModel, "forward_seen", 9),
-    "half a plan": half_of("plan.json"),
-    "writing": before(NativeModel, "forward_seen", 30),
-    "half a shard": half_of(".safetensors", 2),
-    "the start": before(start, "caught", 30),
-    "training": after(course.Trainer, "learn", 4),
-    "half a state": half_of("training.pt", 3),
-    "measuring": before(measuring, "probabilities", 30),
-    "saving": after(saving.shutil, "rmtree", 2),
-    "checking": before(Turns, "_visit", 2),
-    "half a card": half_of("card.json", 2),
-}
-
-
-SMALL_PHASES: dict[str, Moment] = {
-    "choosing layers": before(pruning, "accepted_with", 3),
-    "writing for a trial": half_of(".safetensors", 2),
-    "trying": after(course.Trainer, "learn", 3),
-    "half a plan": half_of("plan.json"),
-    "training": half_of("training.pt", 2),
-    "saving": after(saving.shutil, "rmtree", 2),
+PHASES: dict[str, dict[str, Moment]] = {
+    "layers": {
+        "choosing a shape": before(NativeModel, "forward_seen", 9),
+        "half a plan": at_file("plan.json", is_half=True),
+        "writing": before(NativeModel, "forward_seen", 30),
+        "half a shard": at_file(".safetensors", 2, is_half=True),
+        "the start": before(start, "caught", 30),
+        "training": before(course.Trainer, "learn", 5),
+        "half a state": at_file("training.pt", 3, is_half=True),
+        "measuring": before(measuring, "probabilities", 30),
+        "saving": before(Path, "rename"),
+        "checking": before(Turns, "_visit", 2),
+        "half a card": at_file("card.json", 2, is_half=True),
+    },
+    "small": {
+        "choosing layers": before(trials, "accepted_with", 3),
+        "writing for a trial": at_file(".safetensors", 2, is_half=True),
+        "trying": before(course.Trainer, "learn", 4),
+        "half a plan": at_file("plan.json", is_half=True),
+        "training": at_file("training.pt", 2, is_half=True),
+        "saving": before(Path, "rename"),
+    },
 }
 
 
@@ -117,49 +58,24 @@ def made(out: Path) -> dict[str, str]:
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def killed(folder: Path, phases: dict[str, Moment], *arguments: str) -> Path:
-    """The folder with `whole` and `killed`, after a run that was killed in each phase and one that was not."""
-    command = [sys.executable, __file__, str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
-    first, *killed, last = (line.rpartition(" ") for line in done.stdout.splitlines())
-    assert (first[2], last[2]) == ("0", "0"), done.stderr[-3000:]
-    assert {phase: int(end) for phase, _, end in killed if int(end) != signal.SIGKILL} == {}, done.stderr[-3000:]
-    assert len(killed) == len(phases)
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["layers", "small"])
+def test_killed_in_every_phase_it_ends_with_the_same_draft(start: str, tmp_path: Path) -> None:
+    """Catches half a file taken for a whole one, work lost or done twice, a training that goes on with less than it had, and a
+    trial whose weights stay in the draft."""
+    folder = with_small(filled(tmp_path))
+    see_killed(__file__, PHASES[start], str(folder), start)
     assert len(made(folder / "whole")) > 5
     assert made(folder / "killed") == made(folder / "whole")
-    return folder
-
-
-@pytest.mark.slow
-def test_killed_in_every_phase_it_ends_with_the_same_draft(tmp_path: Path) -> None:
-    """Catches half a file taken for a whole one, work lost or done twice, and a training that goes on with less than it had."""
-    folder = killed(filled(tmp_path), PHASES)
-    assert len(made(folder / "whole")) > 10
     cards = [json.loads((folder / name / CARD).read_text()) for name in ("whole", "killed")]
     assert cards[0]["acceptance"] == cards[1]["acceptance"]
-    assert all("check" in card for card in cards)
+    assert all(("check" in card) == (start == "layers") for card in cards)
 
 
-@pytest.mark.slow
-def test_killed_while_layers_are_chosen_it_ends_with_the_same_draft(tmp_path: Path) -> None:
-    """Catches a trial whose weights stay in the draft, text of a trial that is written twice, and half a plan."""
-    killed(with_small(filled(tmp_path)), SMALL_PHASES, "small")
-
-
-def attempted(plan: DistilPlan, moment: Moment = lambda: None) -> int:
-    """How an attempt ended, as `waitpid` has it."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    try:
-        moment()
-        card = distil(plan)
-        if plan.start is None:
-            finishing.finish(plan, card)
-        os._exit(0)
-    except BaseException as error:  # whatever it is must not go on in the fork
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
+def finished(plan: DistilPlan) -> None:
+    card = distil(plan)
+    if plan.start is None:
+        finishing.finish(plan, card)
 
 
 def main() -> None:
@@ -169,15 +85,13 @@ def main() -> None:
     torch.set_num_threads(1)
     finishing.CHECKED, check.REQUESTS = 2, 16
     course.SAVED_S = -1.0  # after every step
-    is_small = sys.argv[2:] == ["small"]
-    more = {"start": str(folder / "small"), "shape": None, "layers": 2} if is_small else {}
-    whole, killed = (
-        replace(plan_of(folder, folder / name), tokens=3000 if is_small else 6000, **more) for name in ("whole", "killed")
-    )
-    print("whole", attempted(whole), flush=True)
-    for phase, moment in (SMALL_PHASES if is_small else PHASES).items():
-        print(phase, attempted(killed, moment), flush=True)
-    print("whole", attempted(killed), flush=True)
+    more = {"tokens": 6000}
+    if sys.argv[2] == "small":
+        more = {"tokens": 3000, "start": str(folder / "small"), "shape": None, "layers": 2}
+    whole, killed = (replace(plan_of(folder, folder / name), **more) for name in ("whole", "killed"))
+    assert attempted(partial(finished, whole)) == "0"
+    attempts(partial(finished, killed), PHASES[sys.argv[2]])
+    assert attempted(partial(finished, killed)) == "0"
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from specdecpp.errors import DataError, HeadError
 from specdecpp.head import Calibration, HeadCard
 from specdecpp.testing import TableModel, tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.training import shards
-from specdecpp.training.calibrate import calibrate_head, calibrate_live
-from specdecpp.training.live import Heard, listen
+from specdecpp.training.calibrate import calibrate_head, calibrate_live, listen, points
+from specdecpp.training.scores import Judged, Steps
 
 BENT = Calibration(rejection_weight=6.0, temperature=1.6, bias=-0.5)
 
@@ -46,9 +46,11 @@ PAIR = pair_of(PROCESS)
 PROMPTS = [[0]] * 8
 
 
-def heard_of(head: AcceptanceHead, *, pair: Pair = PAIR, sampling: Sampling | None = None, **options: Any) -> list[Heard]:
+def heard_of(
+    head: AcceptanceHead, *, sampling: Sampling | None = None, prompts: Any = PROMPTS, **options: Any
+) -> list[tuple[Judged, Steps]]:
     with unchecked():
-        return list(listen(pair, head, options.pop("prompts", PROMPTS), sampling=sampling or Sampling(), **options))
+        return list(listen(PAIR, head, prompts, sampling=sampling or Sampling(), **options))
 
 
 def found_of(head: AcceptanceHead, *, pair: Pair = PAIR, prompts: Any = PROMPTS, **options: Any) -> AcceptanceHead:
@@ -61,14 +63,13 @@ def found_of(head: AcceptanceHead, *, pair: Pair = PAIR, prompts: Any = PROMPTS,
 
 def test_a_step_adds_up() -> None:
     """Catches weights and products that run on into the next step, and a weight that counts the draft token itself."""
-    heard = Heard(score=np.arange(5.0), label=np.array([0.5, 0.2, 1.0, 0.25, 0.5]), depth=np.array([1, 2, 3, 1, 2]))
-    token, whole = heard.per_token(), heard.per_step(np.log([0.5, 0.5, 0.5, 0.1, 0.1]))
+    token, whole = points(np.arange(5.0), np.array([0.5, 0.2, 1.0, 0.25, 0.5]), np.array([1, 2, 3, 1, 2]))
     np.testing.assert_allclose(token.weight, [1, 0.5, 0.1, 1, 0.25])
     np.testing.assert_allclose(whole.label, [0.5, 0.1, 0.1, 0.25, 0.125])
-    np.testing.assert_allclose(np.exp(whole.score), [0.5, 0.25, 0.125, 0.1, 0.01])
+    np.testing.assert_allclose(np.exp(whole.scores(np.log([0.5, 0.5, 0.5, 0.1, 0.1]))), [0.5, 0.25, 0.125, 0.1, 0.01])
     np.testing.assert_allclose(whole.weight, 1)
-    empty = Heard(score=np.zeros(0), label=np.zeros(0), depth=np.zeros(0, int))
-    assert len(empty.per_token().weight) == len(empty.per_step(empty.score).label) == 0
+    token, whole = points(np.zeros(0), np.zeros(0), np.zeros(0, int))
+    assert len(token.weight) == len(whole.label) == 0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
@@ -76,7 +77,7 @@ def test_a_head_that_knows_agrees_with_every_label(temperature: float) -> None:
     """Catches labels of the wrong row, of the raw logits instead of the distribution that is sampled, and draft tokens judged
     out of order: this head says min(1, p/q) of each pair of tokens at T = 1, exactly."""
     head = knowing_head(PROCESS)
-    for heard in heard_of(head, sampling=Sampling(temperature=temperature)):
+    for heard, _ in heard_of(head, sampling=Sampling(temperature=temperature)):
         said = 1 / (1 + np.exp(-heard.score))
         if temperature == 1:
             np.testing.assert_allclose(said, heard.label, atol=1e-4)
@@ -91,8 +92,8 @@ def test_the_labels_are_how_often_draft_tokens_are_accepted() -> None:
     accepted draft tokens of a step. Over 500 steps each the two differ by 5 standard errors less than once in 1e6 seeds."""
     prompts = [[0]] * 12
     heard = heard_of(random_head(PROCESS, form="look_ahead"), prompts=prompts, length=3, max_tokens=160)
-    expected = [(of.per_token().weight * of.label)[of.depth == k].sum() for of in heard for k in (1, 2, 3)]
-    num_steps = sum((of.depth == 1).sum() for of in heard)
+    expected = [(of.weight * of.label).sum() for of, _ in heard]
+    num_steps = sum((whole.depth == 1).sum() for _, whole in heard)
     decoder = Decoder(PAIR, policy=Fixed(k=3))
     with unchecked():
         steps = [r for i, p in enumerate(prompts) for r in decoder.generate(p, seed=1000 + i, max_tokens=160).steps]
@@ -108,11 +109,11 @@ def test_every_draft_token_is_judged_to_the_asked_depth(form: str) -> None:
     rule cuts short; and estimates that are calibrated already."""
     head = random_head(PROCESS, form=form, calibration=replace(BENT, num_labels=1))
     heard = heard_of(head, length=4)
-    assert max(of.depth.max() for of in heard) == 4
-    whole = sum((of.depth == 4).sum() for of in heard)
-    assert whole > 0.9 * sum((of.depth == 1).sum() for of in heard)
+    depths = np.concatenate([whole.depth for _, whole in heard])
+    assert depths.max() == 4
+    assert (depths == 4).sum() > 0.9 * (depths == 1).sum()
     again = heard_of(head.with_card(calibration=Calibration()), length=4)
-    for one, other in zip(heard, again, strict=True):
+    for (one, _), (other, _) in zip(heard, again, strict=True):
         np.testing.assert_array_equal(one.score, other.score)
 
 
@@ -124,7 +125,7 @@ def test_a_head_on_transformers_states_is_heard_as_it_is() -> None:
     card = HeadCard(hidden_size=32, num_layers=1, form="look_ahead", vocab_size=64, scalars=("log_q", "depth"))
     torch.manual_seed(0)
     head = AcceptanceHead(card).eval()
-    (heard,) = listen(pair, head, [(5, 9, 20)], sampling=Sampling(temperature=0.0), max_tokens=30, length=5)
+    ((heard, _),) = listen(pair, head, [(5, 9, 20)], sampling=Sampling(temperature=0.0), max_tokens=30, length=5)
     tokens, model = [5, 9, 20], pair.draft.model  # pyright: ignore[reportAttributeAccessIssue]
     answer = Decoder(pair, policy=Fixed(k=5)).generate(tokens, temperature=0.0, max_tokens=30)
     expected = []

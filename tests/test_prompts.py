@@ -13,7 +13,7 @@ import pytest
 
 from specdecpp import DataError
 from specdecpp.errors import MissingExtraError
-from specdecpp.training.prompts import Prompt, Source, Split, alpaca, gather, gsm8k, humaneval, split_of
+from specdecpp.training.prompts import Prompt, Source, alpaca, gather, gsm8k, humaneval, split_of
 
 ROWS = [{"question": f"How many is {i} and {i}? ", "answer": str(2 * i)} for i in range(30)]
 TEXTS = [f"How many is {i} and {i}?\nLet's think step by step." for i in range(30)]
@@ -51,11 +51,6 @@ def test_builders_use_prompts_only() -> None:
 
 def test_a_column_is_a_prompt_as_it_is(file: Path) -> None:
     assert texts(Source(path=str(file), prompt="field:question"))[1] == "How many is 1 and 1?"
-
-
-def test_a_builder_that_does_not_exist_is_told_with_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"no prompt builder 'gsm'\. There are alpaca, gsm8k, humaneval, text, and field:NAME"):
-        Source(path="x", prompt="gsm")
 
 
 def test_a_row_without_its_columns_is_named(tmp_path: Path) -> None:
@@ -106,6 +101,11 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> 
         ("x.parquet", b"PAR1", "x.parquet is not readable as .parquet"),
         ("x.csv", b"a,b", "x.csv is of an unknown kind. Give a .jsonl"),
         ("x.jsonl", b"", "the sources hold no prompts"),
+        (
+            "x.jsonl",
+            b'{"question": "?"}\n{"question": "ab\\ud83d"}',
+            r"row 2 .* half of a character \(U\+D83D at character 3\)",
+        ),
     ],
 )
 def test_an_unreadable_file_is_named_with_the_place(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -149,20 +149,6 @@ def test_a_forced_side_wins_also_over_other_sources(tmp_path: Path, file: Path) 
         assert len(found) == 30
         assert found[TEXTS[3]] == Prompt(text=TEXTS[3], source="held_out", split="test")
         assert found[TEXTS[7]].source == "maths"
-
-
-def test_only_the_sides_that_are_asked_for_are_gathered(tmp_path: Path, file: Path) -> None:
-    """Catches a text of another side, a choice that moves a text to a side it was not on, and an empty choice that is taken
-    for a collection."""
-    sources = [source(file, dev_share=0.3), source(jsonl(tmp_path / "held_out.jsonl", ROWS[:5]), split="test")]
-    everything = gather(sources, seed=0)
-    choices: list[tuple[Split, ...]] = [("dev", "test"), ("train",), ("test",)]
-    for splits in choices:
-        found = gather(sources, seed=0, splits=splits)
-        assert found == [p for p in everything if p.split in splits]
-        assert {p.split for p in found} == set(splits)
-    with pytest.raises(DataError, match=r"the sources hold no prompts for dev, test: .*maths\.jsonl"):
-        gather([source(file, split="train")], seed=0, splits=("dev", "test"))
 
 
 def test_the_order_depends_on_the_texts_and_the_seed_only(tmp_path: Path, file: Path) -> None:

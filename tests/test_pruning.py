@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_distil import Killed, filled, plan_of, weights
+from test_distil import Killed, filled, pieces_of, plan_of, weights
 
-from specdecpp.distillation import measuring, network, pruning, shapes, text, training, trials
+from specdecpp.distillation import measuring, network, shapes, training, trials
 from specdecpp.distillation.run import CARD, PLAN, TEXT, distil
 from specdecpp.distillation.target import Target
 from specdecpp.errors import BackendError, DataError
@@ -47,10 +47,6 @@ def killing_at(word: str) -> Any:
     return tell
 
 
-def pieces_of(out: Path) -> list[text.TextPiece]:
-    return [piece for path in sorted((out / TEXT).glob("text-*")) for piece in text.pieces(path)]
-
-
 def test_the_layers_that_are_kept_are_trained(folder: Path, tmp_path: Path) -> None:
     """Catches layers that are chosen and not taken, a draft that is written with all of them or is not trained, and a run that
     goes on with other layers."""
@@ -79,14 +75,12 @@ def test_the_layer_that_does_nothing_goes_first(folder: Path, tmp_path: Path) ->
     distil(plan(folder, out, layers=4, tokens=800))
     small, pieces = Target(str(folder / "small")).model, pieces_of(out)
     told: list[str] = []
-    layers, accepted = pruning.kept(small, pieces, 3, tell=told.append)[3]
-    assert layers == [0, 1, 3]
-    whole = pruning.accepted_with(small, range(4), pieces)
-    assert accepted == pytest.approx(whole, abs=1e-6)
-    assert told == [f"choosing layers: 3 left, acceptance {accepted:.2f} before training"]
-    fewer, less = pruning.kept(small, pieces, 2)[2]
-    assert set(fewer) < {0, 1, 3}
-    assert less < accepted
+    kept = trials.kept(small, pieces, 2, tell=told.append)
+    assert (kept[4], kept[3]) == ([0, 1, 2, 3], [0, 1, 3])
+    assert set(kept[2]) < {0, 1, 3}
+    whole, same, less = (trials.accepted_with(small, kept[num], pieces) for num in (4, 3, 2))
+    assert less < same == pytest.approx(whole, abs=1e-6)
+    assert told[0] == f"choosing layers: 3 left, acceptance {same:.2f} before training"
     assert len(small.model.layers) == 4
 
 

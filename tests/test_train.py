@@ -3,9 +3,6 @@
 import json
 import random
 import re
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from records import Process, records
+from interrupted import at_file, attempts, before, see_killed
+from records import Process, logits_of, records
 from typer.testing import CliRunner, Result
 
 from specdecpp import AcceptanceHead, cache_dir, cli, load_pair
@@ -22,13 +20,14 @@ from specdecpp.errors import DataError
 from specdecpp.head import Calibration
 from specdecpp.policies import SpecDecPP
 from specdecpp.testing import save_tiny_pair
-from specdecpp.training.folders import claimed
+from specdecpp.training import pipeline
 from specdecpp.training.labels import Record
-from specdecpp.training.recipe import GRID, HeadPlan, grid
+from specdecpp.training.recipe import HeadPlan
 from specdecpp.training.train import acceptance_loss, batches, examples, train
 
 PROCESS = Process.random(5, seed=1)
 ABOUT = {"pair": {"target": "aa", "draft": "bb"}, "vocab_size": 5, "sampling": {"temperature": 1.0}, "digest": "d"}
+PAPER = HeadPlan(form="lagged", num_layers=3, scalars=(), rejection_weight=6.0, epochs=3, batch=32, lr=5e-5)
 QUICK = HeadPlan(width=32, num_layers=2, epochs=25, batch=4, lr=1e-2)
 
 
@@ -40,23 +39,6 @@ def answers() -> list[Record]:
 @pytest.fixture(scope="module")
 def dev() -> list[Record]:
     return records(PROCESS, 10, num_tokens=20, seed=3)
-
-
-def probability_of(head: AcceptanceHead, process: Process = PROCESS) -> torch.Tensor:
-    """What a head says of every (last token, draft token) [V, V], raw."""
-    v, q = len(process.p), process.q.float()
-    top = q.topk(2).values
-    known = {
-        "log_q": q.log(),
-        "entropy": torch.special.entr(q).sum(-1, keepdim=True).expand(v, v),
-        "gap": (top[:, :1] - top[:, 1:]).expand(v, v),
-        "depth": torch.ones(v, v),
-    }
-    token = torch.arange(v).expand(v, v)
-    hidden = torch.eye(v)[:, None].expand(v, v, v) if head.card.form == "look_ahead" else torch.eye(v)[token]
-    scalars = torch.stack([known[name] for name in head.card.scalars], -1) if head.card.scalars else None
-    with torch.no_grad():
-        return head(hidden, token, scalars).sigmoid()
 
 
 # The objective
@@ -95,7 +77,7 @@ def test_a_look_ahead_head_learns_what_there_is_to_learn(weight, answers, dev, t
     reads, so a trained head must come close to it, at every weight of rejections."""
     told = []
     head = train(replace(QUICK, rejection_weight=weight), answers, dev, ABOUT, tmp_path, tell=told.append)
-    found = head.card.calibration.apply(probability_of(head).logit()).sigmoid()
+    found = head.card.calibration.apply(logits_of(head, PROCESS)).sigmoid()
     reached = PROCESS.q > 0.05  # pairs that were seen often
     assert float((found - PROCESS.accept).abs()[reached].max()) < 0.12
     assert told[-1].dev_kl < 0.02
@@ -112,12 +94,12 @@ def test_a_lagged_head_learns_from_the_state_at_the_draft_token(text, answers, d
     share = torch.bincount(texts, minlength=5).double() / len(texts)
     weight = share[:, None] * PROCESS.q
     mean = (weight * PROCESS.accept).sum(0) / weight.sum(0)
-    assert float((probability_of(head)[0] - mean).abs().max()) < 0.12
+    assert float((logits_of(head, PROCESS)[0].sigmoid() - mean).abs().max()) < 0.12
 
 
 def test_examples_take_the_loss_only_where_the_text_has_the_drafts_token(answers):
     """Catches a label of the draft's token on a state of the answer's token."""
-    evidence, label, _ = examples(answers, HeadPlan.paper())
+    evidence, label, _ = examples(answers, PAPER)
     num = sum(int(r.is_mixed.sum()) for r in answers if r.is_mixed is not None)
     assert len(evidence.token) == len(label) == num
     assert torch.equal(evidence.hidden.argmax(-1), evidence.token)  # the toy's state at a token is the token
@@ -125,31 +107,6 @@ def test_examples_take_the_loss_only_where_the_text_has_the_drafts_token(answers
 
 
 # The run
-
-
-def test_a_training_that_is_killed_ends_with_the_same_weights(answers, dev, tmp_path):
-    """Catches an order, a learning rate or a moment of the optimiser that starts anew after a kill."""
-    plan = replace(QUICK, epochs=4)
-    whole = train(plan, answers, dev, ABOUT, tmp_path / "whole")
-
-    def die(epoch):
-        if epoch.epoch == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(plan, answers, dev, ABOUT, tmp_path / "killed", tell=die)
-    resumed = train(plan, answers, dev, ABOUT, tmp_path / "killed")
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
-    assert [line["epoch"] for line in resumed.card.notes["epochs"]] == [1, 2, 3, 4]
-
-
-def test_a_finished_head_is_read_back_with_its_calibration(answers, dev, tmp_path):
-    """Catches a second `run` that trains again, or writes the uncalibrated card over the calibrated one."""
-    plan = replace(QUICK, epochs=1)
-    head = train(plan, answers, dev, ABOUT, tmp_path)
-    head.with_card(calibration=Calibration(bias=0.5, num_labels=7)).save_pretrained(tmp_path)
-    assert train(plan, answers, dev, ABOUT, tmp_path).card.calibration.num_labels == 7
 
 
 def test_another_plan_in_the_same_folder_is_refused(answers, dev, tmp_path):
@@ -179,33 +136,6 @@ def test_every_epoch_sees_every_answer_once_in_an_order_of_its_own():
     assert orders[0] != orders[1]
 
 
-def test_the_grid_of_the_paper_is_twenty_heads():
-    """Catches a grid that shares a folder between two heads."""
-    plans = grid(HeadPlan.paper())
-    assert len(plans) == len(set(map(repr, plans.values()))) == 20
-    assert {p.rejection_weight for p in plans.values()} == set(GRID["rejection_weight"])
-    assert plans["rejection_weight=6,num_layers=3"] == HeadPlan.paper()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"form": "sideways"}, "should be 'lagged' or 'look_ahead'"),
-        ({"text": "plain"}, "should be 'mixed' or 'leaf'"),
-        ({"scalars": ("luck",)}, "should be 'log_q', 'entropy'"),
-        ({"epochs": 0}, "greater than 0"),
-        ({"width": 0}, "greater than 0"),
-        ({"num_layers": -1}, "greater than or equal to 0"),
-        ({"lr": 0.0}, "greater than 0"),
-        ({"warmup": 1.0}, "less than 1"),
-    ],
-)
-def test_a_plan_that_cannot_be_trained_is_refused(changes: dict[str, Any], message: str):
-    """Catches a mistake in a recipe that shows hours later."""
-    with pytest.raises(ValueError, match=message):
-        HeadPlan(**changes)
-
-
 def test_what_is_missing_is_said(answers, dev, tmp_path):
     """Catches a training without answers, or on states that nobody collected."""
     with pytest.raises(DataError, match="no answers to train on"):
@@ -213,7 +143,7 @@ def test_what_is_missing_is_said(answers, dev, tmp_path):
     bare = [replace(r, mixed=None, is_mixed=None, leaf=None) for r in answers]
     for text in ("mixed", "leaf"):
         with pytest.raises(DataError, match=f"feature '{text}'"):
-            train(HeadPlan.paper(text=text), bare, dev, ABOUT, tmp_path)
+            train(replace(PAPER, text=text), bare, dev, ABOUT, tmp_path)
 
 
 # Whole recipes on tiny pairs
@@ -305,102 +235,32 @@ def test_the_grid_is_one_command(tmp_path: Path):
     assert all((Path(row["folder"]) / "head.safetensors").exists() for row in heads.values())
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from specdecpp import cli
+MOMENTS = {
+    "one of two files of a shard": at_file("labels/shard-00001.safetensors"),
+    "the first epoch": at_file("ahead/state.pt"),
+    "half the state": at_file("ahead/state.pt", is_half=True),
+    "trained, its card not yet written": at_file("ahead/head.safetensors"),
+    "all are trained, none is calibrated": at_file("head_lagged/head.json"),
+    "calibrating": before(pipeline, "calibrate_head"),
+    "half the weights": at_file("ahead/head.safetensors", is_half=True),
+    "calibrated, its card still that of training": at_file("ahead/head.safetensors"),
+    "half the card": at_file("ahead/head.json", is_half=True),
+    "one is calibrated": at_file("ahead/head.json"),
+    "calibrating the other": before(pipeline, "calibrate_head"),
+    "all are calibrated": at_file("head_lagged/head.json"),
+    "evaluating": before(pipeline, "evaluate"),
+    "half the table": at_file("evaluation.json", is_half=True),
+}
 
-own, last = Path.replace, sys.argv.pop()
 
-def replace(self, target):
-    own(self, target)
-    if str(target).endswith(last):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Path.replace = replace
-cli.main()
-"""
-
-
-def test_a_run_that_is_killed_goes_on(tmp_path: Path):
-    """Catches a half-written step that a second run takes for a whole one. The process is killed (-9) twice: between the
-    two files of a shard, and after the first epoch of a head."""
+def test_killed_at_any_moment_it_ends_alike(tmp_path: Path):
+    """Catches a half-written step that is taken for a whole one, a head without its calibration, one that is calibrated twice
+    or refused for ever, lines of epochs that are lost, and half a table: the process is killed (-9) as it collects, trains,
+    calibrates and evaluates, where the last one had come to."""
     path = recipe(tmp_path)
     assert call("train", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
-    command = [sys.executable, "-c", KILLED, "train", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
-    for last in ("labels/shard-00001.safetensors", "heads/ahead/state.pt"):
-        done = subprocess.run([*command, last], capture_output=True, text=True, check=False)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-    assert call("train", str(path), "--out", str(tmp_path / "killed"), "--quiet").exit_code == 0
-    whole, killed = (AcceptanceHead.from_pretrained(tmp_path / of / "heads" / "ahead") for of in ("whole", "killed"))
-    assert all(torch.equal(v, killed.state_dict()[k]) for k, v in whole.state_dict().items())
-    assert whole.card.calibration == killed.card.calibration
-
-
-KILLED_LATE = f"""
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import forks
-from specdecpp import cli
-from specdecpp.training import pipeline
-
-def die(*given, **named):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def run(moment):
-    when, _, name = moment.partition(" ")
-    if when == "in":
-        setattr(pipeline, name, die)
-    own = Path.replace
-    def replace(self, target):
-        if when == "half" and str(target).endswith(name):
-            self.write_bytes(self.read_bytes()[: self.stat().st_size // 2])
-            die()
-        own(self, target)
-        if when == "after" and str(target).endswith(name):
-            die()
-    Path.replace = replace
-    cli.main()
-
-moments, sys.argv = sys.argv[1].split(";"), sys.argv[1:]
-for moment in moments:
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        run(moment)
-        os._exit(0)
-    print(os.waitpid(child, 0)[1], moment, flush=True)
-"""
-MOMENTS = (
-    "after ahead/state.pt",  # its last, as there is one epoch
-    "after ahead/head.safetensors",  # trained, its card not yet written
-    "after head_lagged/head.json",  # all are trained, none is calibrated
-    "in calibrate_head",
-    "half ahead/head.safetensors",
-    "after ahead/head.safetensors",  # calibrated, its card still that of training
-    "half ahead/head.json",
-    "after ahead/head.json",  # one is calibrated
-    "in calibrate_head",
-    "after head_lagged/head.json",
-    "in evaluate",
-    "half evaluation.json",
-)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_from_the_last_epoch_to_the_table_it_ends_alike(tmp_path: Path):
-    """Catches a head without its calibration, one that is calibrated twice or refused for ever, lines of epochs that are lost,
-    and half a table: the process is killed (-9) as it saves, calibrates and evaluates, where the last one had come to."""
-    heads = {
-        "ahead": {"width": 16, "num_layers": 1, "epochs": 1},
-        "head_lagged": {"form": "lagged", "text": "leaf", "num_layers": 1, "scalars": [], "epochs": 1},
-    }
-    path = recipe(tmp_path, train=heads)
-    assert call("train", str(path), "--out", str(tmp_path / "whole"), "--quiet").exit_code == 0
     killed = ["train", str(path), "--out", str(tmp_path / "killed"), "--quiet"]
-    done = subprocess.run([sys.executable, "-c", KILLED_LATE, ";".join(MOMENTS), *killed], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [f"{int(signal.SIGKILL)} {moment}" for moment in MOMENTS], done.stderr
+    see_killed(__file__, MOMENTS, *killed)
     assert call(*killed).exit_code == 0
     files = {of: {p.relative_to(tmp_path / of): p for p in (tmp_path / of / "heads").rglob("*")} for of in ("whole", "killed")}
     assert files["whole"].keys() == files["killed"].keys()
@@ -466,12 +326,6 @@ def test_what_cannot_be_written_is_told(answers, dev, tmp_path, monkeypatch: pyt
         train(QUICK, answers, dev, ABOUT, tmp_path / "head")
 
 
-def test_two_trainings_do_not_share_a_folder(answers, dev, tmp_path):
-    """Catches two runs that replace each other's states."""
-    with claimed(tmp_path), pytest.raises(DataError, match="another run works in"):
-        train(QUICK, answers, dev, ABOUT, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -516,18 +370,21 @@ def test_prompts_that_are_too_long_are_seen_before_anything_is_sampled(tmp_path:
     assert not list((tmp_path / "out" / "labels").iterdir())
 
 
-def test_a_head_that_the_recipe_does_not_name(tmp_path: Path):
-    """Catches a typing error that trains nothing and says nothing."""
-    path = recipe(tmp_path)
-    result = call("train", str(path), "--head", "hade")
+def test_a_head_that_the_recipe_does_not_have(tmp_path: Path):
+    """Catches a typing error that trains nothing and says nothing, and a training that ends well without a head."""
+    result = call("train", str(recipe(tmp_path)), "--head", "hade")
     assert result.exit_code == 2
     assert "no head 'hade'. Its heads: ahead, head_lagged" in result.stderr
-
-
-def test_a_recipe_without_heads(tmp_path: Path):
-    """Catches a training that ends well without a head."""
-    path = recipe(tmp_path, train={})
-    assert call("train", "--only", "collect", str(path), "--quiet").exit_code == 0
-    result = call("train", str(path))
+    result = call("train", "--only", "train", str(recipe(tmp_path, train={})))
     assert result.exit_code == 1
     assert "recipe.yaml names no head" in result.stderr
+
+
+def main() -> None:
+    import forks  # noqa: F401
+
+    attempts(cli.main, MOMENTS)
+
+
+if __name__ == "__main__":
+    main()

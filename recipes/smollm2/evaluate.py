@@ -20,7 +20,7 @@ import specdecpp
 from specdecpp.decoder import encode
 from specdecpp.distillation.measuring import SETTINGS, by_source
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.writing import answered
+from specdecpp.distillation.text import answered
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.policy_spec import as_prompt
 from specdecpp.training.prompts import Source, gather

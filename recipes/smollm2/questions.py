@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specdecpp.distillation.target import Target
-from specdecpp.distillation.writing import answered
+from specdecpp.distillation.text import answered
 from specdecpp.sampling import Sampling
 
 BATCH = 256

@@ -2,7 +2,7 @@
 with the same draft when the same command is given again.
 
     out/plan.json                 decisions made at the beginning: shape, number of shards
-    out/text/                     the target's own text, with what the draft learns of it (`writing`, `text`)
+    out/text/                     the target's own text, with what the draft learns of it (`text`)
     out/training.pt               the own layers in training (`start`, `training`)
     out/draft/, draft.gguf        the draft: a checkpoint, and beside a GGUF file one like it (`saving`)
     out/card.json                 data, steps, acceptance, verdict
@@ -11,7 +11,7 @@ with the same draft when the same command is given again.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,16 @@ import torch
 
 from specdecpp import cache_dir
 from specdecpp.backends import NativeModel
-from specdecpp.decoder import encode
-from specdecpp.distillation import measuring, network, pruning, saving, shapes, start, text, trials, writing
+from specdecpp.distillation import measuring, network, saving, shapes, start, text, trials
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Begun, Target
 from specdecpp.distillation.text import TextPiece
-from specdecpp.distillation.training import LR, LR_SMALL, STATE, Course, Length, Trainer
+from specdecpp.distillation.training import LR, LR_SMALL, STATE, Course, Length, Trainer, lengths_of
 from specdecpp.errors import BackendError, DataError
 from specdecpp.loading import vocabulary
 from specdecpp.loading.pair import Pair, short_name
-from specdecpp.policy_spec import as_prompt
 from specdecpp.sampling import Sampling
-from specdecpp.training.collect import versions
+from specdecpp.training.collect import questions, versions
 from specdecpp.training.folders import claimed
 from specdecpp.training.prompts import Source, gather
 
@@ -67,7 +65,7 @@ class DistilPlan:
     start: str | None = None
     """A small model with the target's tokenizer, or a draft of this target, to train instead of layers of the target."""
     layers: int | None = None
-    """Layers of a small model `start` that are kept (`pruning`); None: all of them."""
+    """Layers of a small model `start` that are kept (`trials`); None: all of them."""
     course: Course = field(default_factory=Course)
     max_tokens: int = 256
     """The most tokens of an answer."""
@@ -113,33 +111,29 @@ class _Run:
         if plan.shape is not None:
             network.check_smaller(target.model, plan.shape)
         self._begun = None if plan.start is None else Begun.named(plan.start, target)
+        self._small = self._begun.model if self._begun and self._begun.is_small else None
         self._check_layers()
-        saving.check(target, self._begun)
+        saving.check(target, self._small)
         pair = Pair(target=target.writer, draft=target.writer, tokenizer=target.tokenizer)
-        prompts = [(p.source, encode(pair, as_prompt(pair, p.text))) for p in texts]
-        most = min(n for n in (target.writer.max_length, 2**31) if n is not None) - plan.max_tokens
-        prompts = [(source, ids) for source, ids in prompts if 0 < len(ids) <= most]
+        prompts = questions(pair, texts, room=plan.max_tokens)
         if len(prompts) < 2 * HELD:
             raise DataError(
                 f"{len(prompts)} prompts leave room for an answer of {plan.max_tokens} tokens, and a draft needs {2 * HELD}: "
                 f"{HELD} to measure it, the others to train it. Give more prompts, or shorter ones."
             )
-        self._sources = sorted({source for source, _ in prompts})
-        self._held, self._prompts = prompts[:HELD], [ids for _, ids in prompts[HELD:]]
+        self._sources = sorted({q.source for q in prompts})
+        self._held, self._prompts = prompts[:HELD], [q.prompt for q in prompts[HELD:]]
+        self._course = replace(plan.course, lr=plan.course.lr or (LR_SMALL if self._small else LR))
+        self._group = 1 if isinstance(target.writer, NativeModel) else text.TOGETHER
+        """Shards that are written together."""
 
     def _check_layers(self) -> None:
         if (num := self._plan.layers) is None or self._begun is None:
             return
         of = len(self._begun.model.model.model.layers)
-        if not self._begun.is_small or num > of:
-            raise BackendError(
-                f"{num} layers cannot be kept of {self._plan.start}: "
-                + (
-                    f"it has {of}. Ask for fewer."
-                    if self._begun.is_small
-                    else "it is a draft of this target. Leave the number out."
-                )
-            )
+        if self._small is None or num > of:
+            reason = f"it has {of}. Ask for fewer." if self._small else "it is a draft of this target. Leave the number out."
+            raise BackendError(f"{num} layers cannot be kept of {self._plan.start}: {reason}")
 
     def card(self) -> dict[str, Any]:
         """Make the draft and measure it; all that is known of it."""
@@ -147,22 +141,21 @@ class _Run:
         if plan.ends and not (plan.out / STATE).exists():
             raise DataError(f"nothing has been trained in {plan.out} yet, so there is no draft to make of it. Leave --end out.")
         asked = self._asked()
-        shape, num_shards, layers = self._settled(asked)
-        paths = self._paths(num_shards)
+        settled = self._settled(asked)
+        shape, paths = settled["shape"], self._paths(settled["num_shards"])
         self._write(paths, shape.kept)
         lengths, shares = _survey(paths, target.vocab_size)
-        draft, trainer = self._trained(shape, layers, paths, lengths, shares, asked)
+        draft, trainer = self._trained(settled, paths, lengths, shares, asked)
         self._tell("measuring")
-        kept = None if begun is not None and begun.is_small else shape.kept
-        files = saving.save(draft, target, plan.out, kept=kept)
-        answers = self._answered([ids for _, ids in self._held], plan.sampling, layer=shape.kept, seed=(plan.seed, 2))
+        files = saving.save(draft, target, plan.out, kept=None if self._small else shape.kept)
+        answers = self._answered([q.prompt for q in self._held], plan.sampling, layer=shape.kept, seed=(plan.seed, 2))
         written = Target(str(plan.out / files[0]), plan.device).writer
-        found = measuring.by_source(target.writer, written, [source for source, _ in self._held], answers)
+        found = measuring.by_source(target.writer, written, [q.source for q in self._held], answers)
         card = {
             "target": {"name": short_name(plan.target), "fingerprint": target.source.fingerprint},
             "draft": {"files": files, "shape": asdict(shape), "parameters": sum(p.numel() for p in trainer.own)}
-            | ({"layers": layers} if layers else {}),
-            "tried": json.loads((plan.out / PLAN).read_text(encoding="utf-8"))["tried"],
+            | ({"layers": settled["layers"]} if settled["layers"] else {}),
+            "tried": settled["tried"],
             "start": begun and {"name": short_name(begun.model.name), "fingerprint": begun.model.source.fingerprint},
             "data": {
                 "sources": self._sources,
@@ -180,23 +173,11 @@ class _Run:
     def _answered(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, layer: int, seed: tuple[int, ...]
     ) -> list[TextPiece]:
-        most = self._plan.max_tokens
-        found = writing.answered(self._target, prompts, sampling, max_tokens=most, layer=layer, seed=seed)
-        is_small = self._begun is not None and self._begun.is_small
-        return [replace(piece, state=piece.state[:, :0]) for piece in found] if is_small else found  # which reads tokens
-
-    @property
-    def _course(self) -> Course:
-        is_small = self._begun is not None and self._begun.is_small
-        return replace(self._plan.course, lr=self._plan.course.lr or (LR_SMALL if is_small else LR))
+        found = text.answered(self._target, prompts, sampling, max_tokens=self._plan.max_tokens, layer=layer, seed=seed)
+        return [replace(piece, state=piece.state[:, :0]) for piece in found] if self._small else found  # it reads tokens
 
     def _paths(self, num: int) -> list[Path]:
         return [self._plan.out / TEXT / f"text-{i:05d}.safetensors" for i in range(num)]
-
-    @property
-    def _group(self) -> int:
-        """Shards that are written together."""
-        return 1 if isinstance(self._target.writer, NativeModel) else writing.TOGETHER
 
     def _asked(self) -> str:
         """Digest of what the draft depends on."""
@@ -207,16 +188,23 @@ class _Run:
         found = json.dumps([parts, models, self._prompts], sort_keys=True, default=str)
         return hashlib.sha256(found.encode()).hexdigest()[:16]
 
-    def _settled(self, asked: str) -> tuple[Shape, int, list[int] | None]:
-        """The shape, the number of shards, and which layers a small model keeps: as an earlier run decided, or decided now."""
+    def _settled(self, asked: str) -> dict[str, Any]:
+        """Contents of `plan.json`, as an earlier run decided or decided now: `shape`, `num_shards`, the `layers` that a small
+        model keeps, and what was measured, `passes` and `tried`."""
         path = self._plan.out / PLAN
         if not path.is_file():
             cache_dir.write(path, json.dumps({"asked": asked, **self._decided()}, indent=1) + "\n")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            settled = Shape(**found["shape"]), int(found["num_shards"]), found.get("layers")
+            settled = {
+                "shape": Shape(**found["shape"]),
+                "num_shards": int(found["num_shards"]),
+                "layers": found.get("layers"),
+                "passes": {int(rows): seconds for rows, seconds in found["passes"].items()},
+                "tried": list(found["tried"]),
+            }
             is_other = found["asked"] != asked
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"{path} is damaged ({error}). Put it back as it was, or distil into another folder.") from error
         if is_other:
             raise DataError(
@@ -236,26 +224,26 @@ class _Run:
         self._tell(f"choosing a shape: the target writes {rate:,.0f} tokens/s")
         num_tokens = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)
         num_shards = max(1, round(num_tokens / sum(piece.num_answer for piece in first[:SHARD])))
-        begun, fixed, tried = self._begun, plan.shape, list[dict[str, Any]]()
-        passes = shapes.pass_seconds(self._target) if fixed is None else {}
-        more: dict[str, Any] = {}
-        if begun is not None and begun.is_small:
-            tried = self._tried(begun.model, first[:SHARD], passes, num_shards, num_tokens * plan.course.epochs)
-            fixed, more = Shape(kept=0, own=len(tried[0]["layers"])), {"layers": tried[0]["layers"]}
-        elif begun is not None:
-            fixed = begun.shape
-        if fixed is None:
-            tried = shapes.choose(self._target, first[:SHARD], passes=passes, num_tokens=num_tokens)
-        shape = asdict(fixed) if fixed else tried[0]["shape"]
-        return {"shape": shape, "num_shards": num_shards, "passes": passes, "tried": tried, **more}
+        passes = shapes.pass_seconds(self._target) if plan.shape is None else {}
+        found: dict[str, Any] = {"shape": plan.shape, "num_shards": num_shards, "passes": passes, "tried": []}
+        if self._small:
+            found["tried"] = self._tried(self._small, first[:SHARD], passes, num_shards, num_tokens * plan.course.epochs)
+            found["layers"] = found["tried"][0]["layers"]
+            found["shape"] = Shape(kept=0, own=len(found["layers"]))
+        elif self._begun:
+            found["shape"] = self._begun.shape
+        elif plan.shape is None:
+            found["tried"] = shapes.choose(self._target, first[:SHARD], passes=passes, num_tokens=num_tokens)
+            found["shape"] = Shape(**found["tried"][0]["shape"])
+        return found | {"shape": asdict(found["shape"])}
 
     def _tried(
         self, small: Target, pieces: Sequence[TextPiece], passes: dict[int, float], num_shards: int, num_tokens: int
     ) -> list[dict[str, Any]]:
         """Predictions for numbers of a small model's layers, the best first: for the one that was asked for, or for several."""
-        plan, num = self._plan, len(small.model.model.layers)
-        wanted = [plan.layers] if plan.layers else trials.depths(num)
-        kept = pruning.kept(small.quick, pieces, min(wanted), tell=self._tell)
+        plan = self._plan
+        wanted = [plan.layers] if plan.layers else trials.depths(len(small.model.model.layers))
+        kept = trials.kept(small.quick, pieces, min(wanted), tell=self._tell)
         paths = self._paths(min(trials.SHARDS, num_shards))
         self._write(paths, 0)
         asked = trials.Trials(
@@ -269,18 +257,10 @@ class _Run:
             temperature=plan.sampling.temperature,
             tell=self._tell,
         )
-        found = asked.run([kept[n][0] for n in wanted])
+        found = asked.run([kept[n] for n in wanted])
         for line in trials.table(found):
             self._say(line)
         return found
-
-    def _worth(self) -> Callable[[float], float] | None:
-        """The speed-up over the target alone that an acceptance makes, where a step and passes were timed."""
-        found = json.loads((self._plan.out / PLAN).read_text(encoding="utf-8"))
-        if not found["tried"]:
-            return None
-        passes, step_s = {int(n): s for n, s in found["passes"].items()}, found["tried"][0]["step_s"]
-        return lambda accepted: shapes.predicted(accepted, step_s, passes)["speed_up"]
 
     def _rows(self, small: Any) -> torch.Tensor:
         """Places of the tokens that a small model is trained on [V], -1 for others: most of a large vocabulary never occurs."""
@@ -311,34 +291,35 @@ class _Run:
 
     def _trained(
         self,
-        shape: Shape,
-        layers: list[int] | None,
+        settled: Mapping[str, Any],
         paths: Sequence[Path],
         lengths: list[list[Length]],
         shares: torch.Tensor,
         asked: str,
     ) -> tuple[Any, Trainer]:
-        plan, target, begun = self._plan, self._target, self._begun
-        draft = network.draft(target.model, shape) if begun is None else begun.model.model
-        precision = target.precision
-        if layers is not None:
-            draft = network.of_layers(draft, layers)
+        plan, target, shape = self._plan, self._target, settled["shape"]
+        draft = network.draft(target.model, shape) if self._begun is None else self._begun.model.model
+        if self._small:
+            draft = network.of_layers(draft, settled["layers"])
             precision, rows = trials.precision(target, draft), self._rows(draft)
         else:
-            rows = _rows(len(shares), None if shape.tokens is None else shares.topk(shape.tokens).indices.sort().values)
-            draft.config.output_ids = None if shape.tokens is None else (rows >= 0).nonzero()[:, 0].tolist()
-        if begun is None and not (plan.out / STATE).exists():
+            precision, ids = target.precision, None
+            if shape.tokens is not None:
+                ids = shares.topk(shape.tokens).indices.sort().values
+            rows = _rows(len(shares), ids)
+            draft.config.output_ids = None if ids is None else ids.tolist()
+        if self._begun is None and not (plan.out / STATE).exists():
             self._tell("fitting the start")
             first = [piece.ids.tolist() for path in paths[:FITTED] for piece in text.pieces(path)]
             start.fit(draft, target.quick, first, shape)
-        output = draft.lm_head.weight.detach()[(rows >= 0).nonzero()[:, 0].to(draft.device)]
-        own = network.tail(draft, shape.kept)
         temperature = plan.sampling.temperature
-        whole = not shape.kept
-        trainer = Trainer(
-            own, output, rows, lengths, self._course, is_whole=whole, precision=precision, temperature=temperature
-        )
-        trainer.run(paths, plan.out, asked, self._tell, worth=self._worth(), ends=plan.ends)
+        trainer = Trainer(draft, shape.kept, rows, lengths, self._course, precision=precision, temperature=temperature)
+
+        def worth(accepted: float) -> float:
+            return shapes.predicted(accepted, settled["tried"][0]["step_s"], settled["passes"])["speed_up"]
+
+        is_timed = bool(settled["tried"])
+        trainer.run(paths, plan.out, asked, self._tell, worth=worth if is_timed else None, ends=plan.ends)
         return draft.requires_grad_(False), trainer
 
 
@@ -356,6 +337,6 @@ def _survey(paths: Sequence[Path], vocab_size: int) -> tuple[list[list[Length]],
     lengths, sums = [], torch.zeros(vocab_size, dtype=torch.float64)
     for path in paths:
         pieces = list(text.pieces(path))
-        lengths.append([(piece.num_prompt, len(piece.ids)) for piece in pieces])
+        lengths.append(lengths_of(pieces))
         sums += measuring.sums(pieces, vocab_size)
     return lengths, sums / sums.sum()

@@ -9,20 +9,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from specdecpp.distillation.target import Begun, Target
+from specdecpp.distillation.target import Target
 from specdecpp.errors import BackendError, first_line
 from specdecpp.loading import gguf_writing
 
 DRAFT, FILE = "draft", "draft.gguf"
 
 
-def check(target: Target, begun: Begun | None) -> None:
-    """Raise `BackendError` for a draft that could not be written, before it costs anything."""
+def check(target: Target, small: Target | None) -> None:
+    """Raise `BackendError` for a draft, cut or made of a small model, that could not be written, before it costs anything."""
     if target.precision is None:
         return
-    if begun is not None and begun.is_small:
-        if gguf_writing.refusal(begun.model.model) is None:
-            gguf_writing.vocabulary_of(target.tokenizer, size=int(begun.model.model.config.vocab_size))
+    if small is not None:
+        if gguf_writing.refusal(small.model) is None:
+            gguf_writing.vocabulary_of(target.tokenizer, size=int(small.model.config.vocab_size))
     elif reason := gguf_writing.refusal(target.model):
         raise BackendError(
             f"a draft of {target.name} cannot be written as a GGUF file: {reason}. Name the target's checkpoint instead of its "

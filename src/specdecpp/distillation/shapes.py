@@ -14,10 +14,8 @@ from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from specdecpp.backends import Model, NativeModel
-from specdecpp.costs import chain_tokens
+from specdecpp.costs import Costs, chain_tokens
 from specdecpp.distillation import measuring, network, start
 from specdecpp.distillation.network import Shape
 from specdecpp.distillation.target import Target
@@ -74,10 +72,9 @@ def shapes(num: int) -> list[Shape]:
 def predicted(accepted: float, step_s: float, passes: Mapping[int, float]) -> dict[str, Any]:
     """The `speed_up` over the target alone of a draft with this acceptance and step, at its best `length`; `passes` are seconds
     of a pass by its rows."""
-    seconds = {k: k * step_s + float(np.interp(k + 1, [*passes], [*passes.values()])) for k in LENGTHS}
-    speeds = {k: chain_tokens(accepted, k) * passes[1] / seconds[k] for k in LENGTHS}
-    length = max(LENGTHS, key=lambda k: speeds[k])
-    return {"speed_up": speeds[length], "length": length}
+    costs = Costs(draft_s=step_s, passes=passes)
+    length = costs.best_length(accepted, LENGTHS)
+    return {"speed_up": chain_tokens(accepted, length) * costs.pass_s(1) / costs.step_s(length), "length": length}
 
 
 def pass_seconds(target: Target) -> dict[int, float]:

@@ -1,18 +1,27 @@
-"""The target's own text: the pieces that a draft learns from, computed once, and a file for each shard of them.
+"""The target's own text: answers that it writes as it will be served, with what a draft learns of each token, in shards.
 
-A file holds, for every position of prompt and answer, the state that the draft's own layers read; and for every token of an
-answer the top `TOP` tokens in its place with their log probabilities at temperature 1. A shard is made from its number and the
-seed alone, so that it does not matter when.
+    prompts -> slots of a batch, one pass a step -> a token for each, the state at the cut, the top tokens -> pieces
+
+On a CPU the compiled backend reads many sequences in a pass (`NativeModel.forward_seen`), and a slot takes the next prompt as
+soon as its answer has ended; each answer has uniforms of its own and the bits of a row do not depend on the others, so an
+answer is the same in whatever company it was written. Elsewhere transformers writes (`training.responses`) and reads again what
+it wrote (`read`); several shards are written together then, always the same, since the bits of a row depend on the others.
+
+A shard's file holds, for every position of prompt and answer, the state that the draft's own layers read; and for every token
+of an answer the top `TOP` tokens in its place with their log probabilities at temperature 1.
 
 Shapes: T tokens of prompt and answer, A tokens of the answer, D hidden.
 """
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
@@ -20,12 +29,22 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specdecpp import cache_dir
+from specdecpp.backends import NativeModel
+from specdecpp.backends.native import NativeCache
 from specdecpp.distillation.network import caught
+from specdecpp.distillation.target import Target
 from specdecpp.errors import DataError, first_line
+from specdecpp.sampling import Sampling, probabilities
 from specdecpp.training.labels import padded
+from specdecpp.training.responses import sample_responses
 
 TOP = 64
 _CRC = "crc32"
+SLOTS = 16
+"""Answers that are written at once: wider passes of the compiled code are no cheaper by the row."""
+WIDE, READ, TOGETHER = 256, 64, 8
+"""Numbers for transformers on a GPU: answers that are written at once (a pass of 256 rows takes about as long as one of 64),
+answers that are read at once, and shards of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +62,81 @@ class TextPiece:
     @property
     def num_answer(self) -> int:
         return len(self.ids) - self.num_prompt
+
+
+def answered(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    max_tokens: int,
+    layer: int,
+    seed: tuple[int, ...],
+) -> list[TextPiece]:
+    """One piece for each prompt (ids), with an answer of at most `max_tokens`. `layer` is the one whose input is the state.
+    Answers depend on the prompts, the seed and each prompt's place."""
+    backend, context = target.writer, target.writer.max_length
+    if isinstance(backend, NativeModel):
+        room = [max_tokens if context is None else min(max_tokens, context - len(prompt)) for prompt in prompts]
+        slots = (_Slot(i, [*prompt], backend.new_cache(), _uniforms(seed, i), room[i]) for i, prompt in enumerate(prompts))
+        return [piece for _, piece in sorted(_pieces(backend, slots, target.ends, sampling, layer), key=itemgetter(0))]
+    generator = torch.Generator(device=backend.device).manual_seed(int(_uniforms(seed, 0).integers(2**62)))
+    answers = sample_responses(
+        backend,
+        prompts,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        ends=target.ends,
+        generator=generator,
+        max_length=context,
+        slots=WIDE,
+    )
+    parts = [slice(i, i + READ) for i in range(0, len(prompts), READ)]
+    return [piece for at in parts for piece in read(backend.model, prompts[at], answers[at], layer=layer)]
+
+
+@dataclass
+class _Slot:
+    """An answer that is being written: of each token the states of its pass, and the top tokens with their log p."""
+
+    place: int
+    ids: list[int]
+    cache: NativeCache
+    uniforms: np.random.Generator
+    limit: int
+    states: list[Tensor] = field(default_factory=list)
+    top: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def piece(self) -> TextPiece:
+        top, log_p = (torch.stack(column) for column in zip(*self.top, strict=True))
+        num_prompt = len(self.ids) - len(self.top)
+        return TextPiece(ids=torch.tensor(self.ids), num_prompt=num_prompt, state=torch.cat(self.states), top=top, log_p=log_p)
+
+
+def _pieces(
+    backend: NativeModel, waiting: Iterator[_Slot], ends: Sequence[int], sampling: Sampling, layer: int
+) -> Iterator[tuple[int, TextPiece]]:
+    """(place, piece) of each prompt, as the answers end."""
+    slots = list[_Slot]()
+    while slots := [*slots, *islice(waiting, SLOTS - len(slots))]:
+        logits, states = backend.forward_seen([(slot.cache, slot.ids[slot.cache.length :]) for slot in slots], layer=layer)
+        p = probabilities(logits, sampling)
+        best = logits.topk(min(TOP, logits.shape[-1]), -1)
+        log_p = best.values - logits.logsumexp(-1, keepdim=True)
+        going = []
+        for row, slot in enumerate(slots):
+            slot.states.append(states[row].bfloat16())
+            slot.top.append((best.indices[row], log_p[row]))
+            slot.ids.append(backend.draw(p[row], slot.uniforms.random()))
+            if slot.ids[-1] in ends or len(slot.top) == slot.limit:
+                yield slot.place, slot.piece()
+            else:
+                going.append(slot)
+        slots = going
+
+
+def _uniforms(seed: tuple[int, ...], place: int) -> np.random.Generator:
+    return np.random.default_rng([*seed, place])
 
 
 @torch.inference_mode()

@@ -25,9 +25,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specdecpp import cache_dir
 from specdecpp.distillation import text
-from specdecpp.distillation.network import is_fast_at_half
+from specdecpp.distillation.network import is_fast_at_half, tail
 from specdecpp.distillation.text import TextPiece
-from specdecpp.errors import DataError, first_line
+from specdecpp.errors import DataError
 from specdecpp.loading.gguf_writing import Precision
 from specdecpp.training.labels import padded
 from specdecpp.training.train import rate, saved
@@ -120,8 +120,12 @@ def rounded(weight: Float[Tensor, "R C"], precision: Precision) -> Float[Tensor,
     return found.reshape(weight.shape)
 
 
+def lengths_of(pieces: Sequence[TextPiece]) -> list[Length]:
+    return [(piece.num_prompt, len(piece.ids)) for piece in pieces]
+
+
 def hidden(
-    tail: Any,
+    layers: Any,
     pieces: Sequence[TextPiece],
     *,
     is_whole: bool = False,
@@ -130,7 +134,7 @@ def hidden(
 ) -> Float[Tensor, "A D"]:
     """Inputs of the draft's output layer for every token of the answers, from the states; `is_whole`: from the tokens.
     Its layers compute with their weights as they are stored in `precision`, in this type (None: in that of the weights)."""
-    model = tail.model
+    model = layers.model
     own = ((name, p) for name, p in model.named_parameters() if name.startswith(("layers.", "norm.")))
     weights = {name: _weight(p, precision, dtype) for name, p in own}
     device = model.norm.weight.device
@@ -179,26 +183,26 @@ class Trainer:
 
     def __init__(
         self,
-        tail: Any,
-        output: Float[Tensor, "S D"],
+        draft: Any,
+        kept: int,
         rows: Int[Tensor, " V"],
         lengths: Sequence[Sequence[Length]],
         course: Course,
         *,
-        is_whole: bool = False,
         precision: Precision | None = None,
         temperature: float = 1.0,
     ):
-        """`output` are the rows of the output layer that the draft has, `rows` their numbers by token (-1: none); `lengths` are
-        those of each shard's pieces. `is_whole`: the draft reads tokens, as none of its layers is the target's. `precision`:
-        the type its layers are stored in. `temperature` is that of the answers that will be asked for, beside greedy ones."""
-        self._tail, self._course, self._rows = tail, course, rows.to(output.device)
-        self._is_whole, self._precision, self._temperature = is_whole, precision, temperature
+        """Train the draft's layers from `kept` on; with 0 it reads tokens, else states. `rows` are the numbers of the tokens
+        that it can say among themselves (-1: it cannot); `lengths` are those of each shard's pieces. `precision`: the type its
+        layers are stored in. `temperature` is that of the answers that will be asked for, beside greedy ones."""
+        output = draft.lm_head.weight.detach()[(rows >= 0).nonzero()[:, 0].to(draft.device)]
+        self._tail, self._course, self._rows = tail(draft, kept), course, rows.to(output.device)
+        self._is_whole, self._precision, self._temperature = not kept, precision, temperature
         self._is_half = is_fast_at_half(output.device)
         self._output = output.bfloat16() if self._is_half else output
         self._timetable = list(timetable(lengths, course))
         self.step, self.steps = 0, sum(len(batches) for _, batches in self._timetable)
-        self.own = own_weights(tail)
+        self.own = own_weights(self._tail)
         for parameter in self.own:
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
@@ -283,20 +287,13 @@ class Trainer:
         """Read what `_save` wrote, if anything. Raises `DataError` for the state of another training."""
         if not path.exists():
             return
-        try:
-            state = saved(path)
-            if (found := state["origin"]) == dict(origin):
-                for parameter, value in zip(self.own, state["own"], strict=True):
-                    parameter.data.copy_(value)
-                self._optimiser.load_state_dict(state["optimiser"])
-                self.step = int(state["step"])
-        except Exception as error:  # zip, pickle and torch each have errors of their own
-            raise DataError(
-                f"{path} is damaged ({first_line(error)}), so this training cannot go on from it. Delete that file "
-                "and run the same command again: the draft is trained from its beginning, on the same text."
-            ) from error
-        if found != dict(origin):
-            raise DataError(f"{path} is of another training: {found} and not {dict(origin)}. Distil into another folder.")
+        with saved(path, otherwise="the draft is trained from its beginning, on the same text") as state:
+            if (found := state["origin"]) != dict(origin):
+                raise DataError(f"{path} is of another training: {found} and not {dict(origin)}. Distil into another folder.")
+            for parameter, value in zip(self.own, state["own"], strict=True):
+                parameter.data.copy_(value)
+            self._optimiser.load_state_dict(state["optimiser"])
+            self.step = int(state["step"])
 
 
 def _mean(values: Sequence[float], end: int) -> float:
@@ -316,9 +313,9 @@ def _prospects(recent: Sequence[float], step: int, steps_an_hour: float, worth: 
     return f"{words}, in one more hour: about {worth(min(1.0, later)):.2f}x"
 
 
-def own_weights(tail: Any) -> list[Tensor]:
-    """Trained parameters: the draft's own layers and its last norm."""
-    return [*tail.model.layers.parameters(), *tail.model.norm.parameters()]
+def own_weights(layers: Any) -> list[Tensor]:
+    """Trained parameters: the draft's own layers (`network.tail`) and its last norm."""
+    return [*layers.model.layers.parameters(), *layers.model.norm.parameters()]
 
 
 def timetable(lengths: Sequence[Sequence[Length]], course: Course) -> Iterator[tuple[list[int], list[list[int]]]]:

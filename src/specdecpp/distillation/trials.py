@@ -1,6 +1,8 @@
-"""The number of a small model's layers to keep, by predicted tokens/s: each number is trained for minutes, and timed.
+"""The layers of a small model to keep: for each number those without which least acceptance is lost, and the number by
+predicted tokens/s.
 
-    a few shards of the target's text -> each number of layers: trained on all of them but one, measured along that one
+    a first text of the target -> acceptance without each layer -> the cheapest layer goes -> again without the next cheapest
+    a few shards of the text -> each number of layers: trained on all of them but one, measured along that one
     -> written as it will be, a draft step timed -> acceptance after the whole training, expected -> tokens/s -> the best
 
 What a doubling of the text adds shrinks as training goes on: from the gain of the trial's last doubling on, each is expected to
@@ -14,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from specdecpp.backends import Model, Reduces
-from specdecpp.distillation import network, shapes, text
+from specdecpp.costs import Costs
+from specdecpp.distillation import network, shapes, text, training
 from specdecpp.distillation.target import Target
+from specdecpp.distillation.text import TextPiece
 from specdecpp.distillation.training import Course, Trainer
 from specdecpp.loading import gguf_writing, vocabulary
 
@@ -28,12 +32,50 @@ SHARDS = 3
 DECAY = 0.75
 DEPTHS = (1.0, 0.84, 0.67, 0.5)
 """Numbers of layers that are tried, as shares of all of them."""
+TOKENS, TRIED, ROWS = 1000, 4, 256
+"""Tokens of answers that count where a layer is chosen, layers that a choice tries (those that were cheapest by themselves),
+and rows of logits at once."""
 Tell = Callable[[str], None]
 
 
 def depths(num: int) -> list[int]:
     """Numbers of layers to try of a model of so many, the most first."""
     return sorted({max(1, round(share * num)) for share in DEPTHS}, reverse=True)
+
+
+@torch.inference_mode()
+def kept(model: Any, pieces: Sequence[TextPiece], least: int, *, tell: Tell = lambda line: None) -> dict[int, list[int]]:
+    """Indices of the layers to keep, for each number of them from all down to `least`: those without which least acceptance
+    along the target's text is lost before training."""
+    some, count = list[TextPiece](), 0
+    for piece in pieces:
+        if count < TOKENS:
+            some.append(piece)
+            count += piece.num_answer
+    left = list(range(len(model.model.layers)))
+    by_number, alone = {len(left): [*left]}, dict[int, float]()
+    while len(left) > least:
+        tried = sorted(left, key=lambda i: -alone[i])[:TRIED] if alone else left
+        found = {i: accepted_with(model, [j for j in left if j != i], some) for i in tried}
+        alone = alone or found
+        gone = max(found, key=found.__getitem__)
+        left.remove(gone)
+        by_number[len(left)] = [*left]
+        tell(f"choosing layers: {len(left)} left, acceptance {found[gone]:.2f} before training")
+    return by_number
+
+
+def accepted_with(model: Any, layers: Sequence[int], pieces: Sequence[TextPiece]) -> float:
+    """Mean of sum min(p, q) over the target's top tokens, of the model with these of its layers."""
+    part, weight = network.of_layers(model, layers, shares=True), model.lm_head.weight
+    rows = torch.arange(len(weight), device=weight.device)
+    found = list[Tensor]()
+    for piece in pieces:
+        states, (p, row) = training.hidden(part, [piece], is_whole=True), training.targets([piece], rows)
+        for at in range(0, len(states), ROWS):
+            logits = (states[at : at + ROWS].to(weight.dtype) @ weight.T).float()
+            found.append(training.overlap(logits, p[at : at + ROWS], row[at : at + ROWS]))
+    return float(torch.cat(found).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +108,11 @@ class Trials:
         held = shards.pop() if len(shards) > 1 else shards[0]
         draft = network.of_layers(self.small.model, layers)
         trainer = Trainer(
-            network.tail(draft, 0),
-            draft.lm_head.weight.detach()[(self.rows >= 0).nonzero()[:, 0].to(draft.device)],
+            draft,
+            0,
             self.rows,
-            [[(piece.num_prompt, len(piece.ids)) for piece in shard] for shard in shards],
+            [training.lengths_of(shard) for shard in shards],
             replace(self.course, epochs=1),
-            is_whole=True,
             precision=precision(self.target, draft),
             temperature=self.temperature,
         )
@@ -102,7 +143,7 @@ class Trials:
         """Seconds of a draft token while passes take what `passes` say: a machine has quick minutes and slow ones."""
         (times,) = vocabulary.step_seconds(self.target.writer, served)
         draft_s, pass_s = map(min, zip(*times, strict=True))
-        return draft_s / pass_s * float(np.interp(vocabulary.NUM + 1, [*self.passes], [*self.passes.values()]))
+        return draft_s / pass_s * Costs(draft_s=0.0, passes=self.passes).pass_s(vocabulary.NUM + 1)
 
 
 def precision(target: Target, draft: Any) -> gguf_writing.Precision | None:

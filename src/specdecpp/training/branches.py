@@ -10,7 +10,7 @@ A model takes part if it obeys a mask [B, 1, queries, keys] and the positions it
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from specdecpp.training.responses import draw, roomy_cache
 ADVICE = "Leave 'leaf' out of collect.features and set collect.branches to null, or choose another draft."
 TARGET_ADVICE = "Set collect.branches.odds to false, or choose another target."
 PASS = 512
-"""Tokens of one pass over branches: enough to keep a processor busy. More only make every branch skip more of the others."""
+"""Tokens of one pass over branches: enough to keep a processor busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,13 @@ class BranchRows:
         return cls(num_rows=len(prompts), batch=columns[0], index=columns[1], prefix=columns[2])
 
     def to(self, device: torch.device) -> "BranchRows":
-        columns = {name: getattr(self, name).to(device) for name in ("batch", "index", "prefix")}
-        return BranchRows(num_rows=self.num_rows, **columns)
+        return replace(self, batch=self.batch.to(device), index=self.index.to(device), prefix=self.prefix.to(device))
 
     def parts(self, width: int) -> Iterator[tuple[Int[Tensor, " m"], "BranchRows"]]:
         """`width` neighbouring positions of every answer at a time: which of the M they are, and where they lie."""
         for start in range(0, int(self.index.max()) + 1, width):
-            chosen = ((self.index >= start) & (self.index < start + width)).nonzero()[:, 0]
-            columns = {"batch": self.batch[chosen], "index": self.index[chosen] - start, "prefix": self.prefix[chosen]}
-            yield chosen, BranchRows(num_rows=self.num_rows, **columns)
+            at = ((self.index >= start) & (self.index < start + width)).nonzero()[:, 0]
+            yield at, replace(self, batch=self.batch[at], index=self.index[at] - start, prefix=self.prefix[at])
 
     def scattered(self, values: Int[Tensor, " M"]) -> Int[Tensor, "B L"]:
         """One row for each answer, padded with 0 to the longest."""
@@ -105,10 +103,6 @@ class BranchTree:
         columns = torch.arange(self.num_columns, device=backend.device)
         self._text = columns < self._prefix.unsqueeze(-1)
         self._own = torch.eye(self._prefix.shape[1], dtype=torch.bool, device=backend.device).expand(len(self._prefix), -1, -1)
-
-    def over(self, rows: BranchRows) -> "BranchTree":
-        """A tree that grows from other positions of the same texts."""
-        return BranchTree(self.backend, self.cache, rows)
 
     def grow(self, tokens: Int[Tensor, " M"]) -> tuple[Float[Tensor, "M V"], Float[Tensor, "M D"]]:
         """One more token on each branch: the logits after it and the state at it."""
@@ -213,13 +207,13 @@ def grow_branches(
     `distributions` are those of the clean texts, `odds` the chances that the draft token was the answer's own token. Where they
     are 0 a draft token is rejected for certain, even if p = q: the answer was sampled by another pass, and rounding can take a
     token at the edge of a nucleus out of it, or decide a tie the other way. It is drawn from q then. `judge` is a tree of the
-    target over the same texts, for log_ratio and overlap; None leaves them out. Logits are held of one level of one part of
-    the positions at a time.
+    target over the same texts, for log_ratio and overlap; None leaves them out.
     """
     rows, made, places = tree.rows, [], []
     for chosen, part in rows.parts(-(-PASS // rows.num_rows)):
-        trees = tree.over(part), judge and judge.over(part)
-        made.append(_grown(*trees, distributions.at(chosen), odds[chosen] == 0, how, generator))
+        branching = BranchTree(tree.backend, tree.cache, part)
+        judging = judge and BranchTree(judge.backend, judge.cache, part)
+        made.append(_grown(branching, judging, distributions.at(chosen), odds[chosen] == 0, how, generator))
         places.append(chosen)
     order = torch.cat(places).argsort().cpu()
     sizes = rows.batch.bincount(minlength=rows.num_rows).tolist()

@@ -1,30 +1,39 @@
 """From a trained head to probabilities: held-out labels undo the bias of the weighted loss and of training.
 
-The closed form undoes the weight of rejections; what is left, a temperature and a bias of the logit, is fitted
-on labels that the head was not trained on, in the evidence that it meets in use: `calibrate_head` has collected ones,
-`calibrate_live` those of real steps on the backend that serves. All of it goes into the head's card, with the figures before
+The closed form undoes the weight of rejections; what is left, a temperature and a bias of the logit, is fitted on labels that
+the head was not trained on, in the evidence that it meets in use. All of it goes into the head's card, with the figures before
 and after, per token and for the product over a step, which is what decides.
+
+`calibrate_head` reads collected labels, whose states are of transformers. `calibrate_live` decodes with whatever serves:
+llama.cpp, int8 weights, another temperature. The label is then min(1, p/q), which verification knows. A draft token counts as
+much as it is likely that all before it are accepted, as only then its own acceptance decides anything; so weighted, the
+prefix of a draft token is in distribution a text of the target's, like the clean prefix of collected labels.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from specdecpp.decoder import Prompt
+from specdecpp.decoder import Decoder, Prompt, run
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.loading.pair import Pair
+from specdecpp.policies.head import HeadPolicy
 from specdecpp.sampling import Sampling
-from specdecpp.training.evaluate import figures, log_probabilities
+from specdecpp.session import Session
+from specdecpp.step import Plan, Result
+from specdecpp.training.evaluate import figures, joined
 from specdecpp.training.labels import Record
-from specdecpp.training.live import listen
 from specdecpp.training.measures import Points
-from specdecpp.training.scores import Judged, head_logits
-from specdecpp.training.steps import Steps, steps
+from specdecpp.training.scores import LENGTH, Judged, Steps, head_logits, steps
+from specdecpp.verify import token_acceptance
 
-STAGES = ("raw", "debiased", "calibrated")
+_SUREST = 1e-15  # a raw score of a step is taken to lie this far from 0 and 1
 MIN_SLOPE, MAX_SLOPE = 0.01, 100.0  # of the logit: 1/temperature
 _RIDGE = 1e-6  # keeps the optimum finite where labels are all alike or perfectly separated
 
@@ -61,19 +70,10 @@ def calibrate_head(head: AcceptanceHead, records: Iterable[Record]) -> Acceptanc
 
     >>> head = calibrate_head(head, shards.read(folder, split="dev"))                            # doctest: +SKIP
     """
-    judged: list[Judged] = []
-    played: list[Steps | None] = []
-    for record in records:
-        judged.append(head_logits(head, record))
-        played.append(None if record.branches is None else steps(record))
-    if not judged:
+    answers = [(head_logits(head, record), steps(record)) for record in records]
+    if not answers:
         raise DataError("there are no records to calibrate on. Name a split that the labels have.")
-
-    def products(scored: list[Judged]) -> tuple[list[Steps], list[np.ndarray]]:
-        pairs = [(of, of.scores(j)) for of, j in zip(played, scored, strict=True) if of is not None]
-        return [of for of, _ in pairs], [product for _, product in pairs]
-
-    after, stages = _fitted(head, judged, products)
+    after, stages = _fitted(head, answers)
     notes = {name: value for name, value in head.card.notes.items() if name != "calibrated_on"}
     return head.with_card(calibration=after, notes=notes | {"calibration": stages})
 
@@ -100,25 +100,18 @@ def calibrate_live(
     """
     sampling = sampling or Sampling(**head.card.sampling or {})
     heard = list(listen(pair, head, prompts, sampling=sampling, max_tokens=max_tokens, seed=seed))
-    judged = [of.per_token() for of in heard]
-    if not any(len(of.label) for of in judged):
+    if not any(len(judged.label) for judged, _ in heard):
         raise DataError(
             f"no draft token was judged in {len(heard)} answers of at most {max_tokens} tokens. Give more prompts, or longer "
             "answers."
         )
     is_greedy = sampling.is_greedy
-    stages = {"before": head.card.calibration_at(is_greedy=is_greedy)} if head.card.is_calibrated else {}
-
-    def products(scored: list[Judged]) -> tuple[list[Judged], list[np.ndarray]]:
-        played = [of.per_step(j.score) for of, j in zip(heard, scored, strict=True)]
-        return played, [of.score for of in played]
-
-    after, stages = _fitted(head, judged, products, stages)
+    after, stages = _fitted(head, heard, head.card.calibration_at(is_greedy=is_greedy) if head.card.is_calibrated else None)
     about = {
         "runners": pair.backends,
         **pair.names,
         "num_prompts": len(heard),
-        "num_rounds": int(sum((of.depth == 1).sum() for of in heard)),
+        "num_rounds": int(sum((of.depth == 1).sum() for _, of in heard)),
         "max_tokens": max_tokens,
         "seed": seed,
     }
@@ -128,20 +121,88 @@ def calibrate_live(
     return head.with_card(calibration=after, sampling=asdict(sampling), notes=notes)
 
 
-def _fitted(
+def listen(
+    pair: Pair,
     head: AcceptanceHead,
-    judged: Sequence[Judged],
-    products: Callable[[list[Judged]], tuple[list[Steps] | list[Judged], list[np.ndarray]]],
-    stages: dict[str, Calibration] | None = None,
+    prompts: Iterable[Prompt],
+    *,
+    sampling: Sampling,
+    max_tokens: int = 128,
+    length: int = LENGTH,
+    seed: int = 0,
+) -> Iterator[tuple[Judged, Steps]]:
+    """Answer each prompt in steps of up to `length` draft tokens, all of which the head judges and none of which it stops.
+
+    `Judged` has the raw logits and labels, `Steps` a point for each step as far as it had come at each draft token. Answer i
+    has the seed `seed + i`. At temperature 0 a label is 1 where the draft token is the target's choice, else 0.
+    Raises `HeadError` for a head that does not fit the pair, `PromptError` for a prompt that it cannot read.
+
+    >>> judged, steps = next(listen(pair, pair.head, ["Why is the sky blue?"], sampling=Sampling()))     # doctest: +SKIP
+    >>> judged.label.mean()                                                                              # doctest: +SKIP
+    """
+    head = head.with_card().to(pair.draft.device)  # where `load_pair` has it
+    num_unjudged = head.card.form == "lagged"  # the last draft token of a step, which the draft has not read
+    decoder = Decoder(pair, policy=HeadPolicy(head=head, calibrated=False, max_tokens=length + num_unjudged))
+    for i, prompt in enumerate(prompts):
+        yield _heard(decoder.start(prompt, max_tokens=max_tokens, seed=seed + i, sampling=sampling))
+
+
+def _heard(session: Session) -> tuple[Judged, Steps]:
+    """Decode to the end, and note of each draft token what was said of it and what was true."""
+    heard = list[tuple[float, float, int]]()
+
+    def watch(plan: Plan, result: Result) -> None:
+        if result.judged:
+            true = _acceptance(plan, result).tolist()
+            heard.extend((said, true[k], k + 1) for k, said in enumerate(result.judged))
+
+    session.watch = watch
+    for _ in run(session):
+        pass
+    said, label, depth = np.array(heard, float).reshape(-1, 3).T
+    said = said.clip(_SUREST, 1 - _SUREST)
+    return points(np.log(said) - np.log1p(-said), label, depth.astype(int))
+
+
+def points(
+    score: Float[np.ndarray, " T"], label: Float[np.ndarray, " T"], depth: Int[np.ndarray, " T"]
+) -> tuple[Judged, Steps]:
+    """The points of T judged draft tokens of an answer, where depth 1 begins a step."""
+
+    def along(fold: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """Running sums or products, each step by itself."""
+        return np.concatenate([fold.accumulate(part) for part in np.split(values, np.flatnonzero(depth == 1))])
+
+    accepted = along(np.multiply, label)
+    weight = np.where(depth == 1, 1.0, np.concatenate([[1.0], accepted])[: len(label)])
+    judged = Judged(score=score, label=label, weight=weight, source="live", table=score)
+    whole = Steps(depth=depth, label=accepted, weight=np.ones_like(label), scores=lambda table: along(np.add, table))
+    return judged, whole
+
+
+def _acceptance(plan: Plan, result: Result) -> Float[Tensor, " K"]:
+    """min(1, p/q) of each draft token; under greedy drafting there is no q, and p is one-hot."""
+    rows = result.rows
+    assert rows is not None, "a session that is watched asks for them"
+    tokens = torch.tensor(result.tokens, device=rows.p.device)
+    if plan.request.sampling.is_greedy:
+        return rows.p[:-1].gather(-1, tokens[:, None])[:, 0]
+    return token_acceptance(rows.p[:-1], rows.q, tokens)
+
+
+def _fitted(
+    head: AcceptanceHead, answers: Sequence[tuple[Judged, Steps | None]], before: Calibration | None = None
 ) -> tuple[Calibration, dict[str, Any]]:
-    """The calibration fitted on these points, and the figures of each stage."""
-    score, label, weight = (np.concatenate([getattr(j, name) for j in judged]) for name in ("score", "label", "weight"))
+    """The calibration fitted on the points per token, and the figures of each stage."""
+    score, label, weight = joined([judged for judged, _ in answers])
     debiased = Calibration(rejection_weight=head.card.calibration.rejection_weight)
     after = calibrated(score, label, rejection_weight=debiased.rejection_weight, weight=weight)
-    raw, undone, last = STAGES
-    stages = {raw: Calibration(), undone: debiased, **(stages or {}), last: after}
-    scored = {name: [log_probabilities(j, calibration) for j in judged] for name, calibration in stages.items()}
-    return after, {name: figures(of, *products(of))[0] for name, of in scored.items()}
+    stages = {"raw": Calibration(), "debiased": debiased, "before": before, "calibrated": after}
+    return after, {
+        name: figures([(judged.calibrated(by), of) for judged, of in answers])[0]
+        for name, by in stages.items()
+        if by is not None
+    }
 
 
 def _fit(z: np.ndarray, label: np.ndarray, mass: np.ndarray, slope: float | None = None) -> tuple[float, float]:

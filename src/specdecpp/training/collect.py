@@ -4,11 +4,9 @@
 
 Everything random in a shard comes from the recipe's seed and the number of the shard, so it does not matter in which run,
 in which order or in which process it is made. What may change the bytes is recorded in `collection.json` before the first
-shard is made, and a run that would differ is refused. On another kind of processor the last digits may differ, and we have
-not measured whether a GPU repeats itself to the last digit.
+shard is made, and a run that would differ is refused. On another kind of processor the last digits may differ.
 """
 
-import errno
 import hashlib
 import json
 import platform
@@ -17,6 +15,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -35,7 +34,7 @@ from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import as_prompt
 from specdecpp.training import shards
 from specdecpp.training.branches import TARGET_ADVICE, check_tree_mask
-from specdecpp.training.folders import claimed
+from specdecpp.training.folders import claimed, writing
 from specdecpp.training.labels import TOP_K, Labelling, Record, Sampled, label
 from specdecpp.training.prompts import Prompt, Split, gather
 from specdecpp.training.recipe import Recipe
@@ -85,14 +84,9 @@ def collect(
         finished = _opened(folder, provenance)
         missing = [i for i in range(len(groups)) if i not in finished]
         _check_size(folder, most_bytes(recipe, pair, [q for i in missing for q in groups[i]]), assume_yes=assume_yes)
-        num_done = sum(len(groups[i]) for i in finished)
-        now = Progress(
-            num_prompts=len(items),
-            prompts_done=num_done,
-            prompts_before=num_done,
-            num_shards=len(groups),
-            shards_done=len(finished),
-        )
+        done = sum(len(groups[i]) for i in finished)
+        num = {"num_prompts": len(items), "num_shards": len(groups)}
+        now = Progress(prompts_done=done, prompts_before=done, shards_done=len(finished), **num)
 
         def tell(num_tokens: int = 0, **changes: int) -> None:
             nonlocal now
@@ -100,21 +94,16 @@ def collect(
             progress(now)
 
         tell()
-        try:
-            if not (folder / shards.COLLECTION).exists():
+        if not (folder / shards.COLLECTION).exists():
+            with writing(folder, safe="The 0 finished shards"):
                 cache_dir.write(folder / shards.COLLECTION, json.dumps(provenance, indent=1) + "\n")
-            kept = {key: provenance[key] for key in ("digest", "pair", "sampling", "versions")}
-            for index in missing:
-                answers = _answered(recipe, pair, index, groups[index], tick=tell)
-                shards.write(folder, index, shards.encoded(_labelled(recipe, pair, index, answers), {**kept, "shard": index}))
-                tell(shards_done=now.shards_done + 1, prompts_done=now.prompts_done + len(groups[index]))
-        except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = "its disk is full" if is_full else error.strerror
-            raise DataError(
-                f"{folder} cannot be written into ({reason}). The {now.shards_done} finished shards are safe: "
-                f"{'make room' if is_full else 'mend that'} and run the same command again; it goes on where it stopped."
-            ) from error
+        kept = {key: provenance[key] for key in ("digest", "pair", "sampling", "versions")}
+        for index in missing:
+            records = _shard(recipe, pair, index, groups[index], tick=tell)
+            files = shards.encoded(records, {**kept, "shard": index})
+            with writing(folder, safe=f"The {now.shards_done} finished shards"):
+                shards.write(folder, index, files)
+            tell(shards_done=now.shards_done + 1, prompts_done=now.prompts_done + len(groups[index]))
         return now
 
 
@@ -125,9 +114,7 @@ def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Sampled], dict[str, Any]]
     if not items:
         raise DataError(f"none of the {len(prompts)} prompts leaves room for an answer in the context of the models.")
     settings = _settings(recipe, pair, items)
-    counts: dict[str, Counter[str]] = {}
-    for q in items:
-        counts.setdefault(q.source, Counter())[q.split] += 1
+    counts = {source: Counter(q.split for q in items if q.source == source) for source in sorted({q.source for q in items})}
     return items, {
         "command": f"specdecpp train {recipe.name} --only collect",
         "git": git_sha(),
@@ -135,7 +122,7 @@ def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Sampled], dict[str, Any]]
         "names": {"target": pair.target_name, "draft": pair.draft_name},
         "digest": _digest(settings),
         **settings,
-        "prompts": {source: dict(sorted(counts[source].items())) for source in sorted(counts)},
+        "prompts": {source: dict(sorted(splits.items())) for source, splits in counts.items()},
         "num_prompts": len(items),
         "num_left_out": len(prompts) - len(items),
         "num_shards": -(-len(items) // recipe.collect.shard_size),
@@ -144,14 +131,14 @@ def prepared(recipe: Recipe, pair: Pair) -> tuple[list[Sampled], dict[str, Any]]
 
 def backends_of(pair: Pair) -> tuple[EagerModel, EagerModel]:
     """(target, draft). Raises `BackendError` for backends that cannot run a batch."""
+    found = []
     for role, backend in (("target", pair.target), ("draft", pair.draft)):
         if not isinstance(backend, EagerModel):
             raise BackendError(
                 f"collection runs whole batches, and the {role} is a {type(backend).__name__}. Use an EagerModel."
             )
-    assert isinstance(pair.target, EagerModel), "checked above"
-    assert isinstance(pair.draft, EagerModel), "checked above"
-    return pair.target, pair.draft
+        found.append(backend)
+    return found[0], found[1]
 
 
 def context_of(pair: Pair) -> int | None:
@@ -159,12 +146,12 @@ def context_of(pair: Pair) -> int | None:
     return min((n for n in (pair.target.max_length, pair.draft.max_length) if n is not None), default=None)
 
 
-def questions(pair: Pair, prompts: Sequence[Prompt]) -> list[Sampled]:
-    """The prompts as user messages (or as plain text, without a chat template), those that leave no room for an answer left
-    out."""
+def questions(pair: Pair, prompts: Sequence[Prompt], *, room: int = 1) -> list[Sampled]:
+    """The prompts as user messages (or as plain text, without a chat template), those left out that leave no room for an
+    answer of `room` tokens."""
     context = context_of(pair)
     encoded = [Sampled(prompt=tuple(encode(pair, as_prompt(pair, p.text))), source=p.source, split=p.split) for p in prompts]
-    return [q for q in encoded if q.prompt and (context is None or len(q.prompt) < context)]
+    return [q for q in encoded if q.prompt and (context is None or len(q.prompt) + room <= context)]
 
 
 def most_bytes(recipe: Recipe, pair: Pair, items: Sequence[Sampled]) -> int:
@@ -174,32 +161,28 @@ def most_bytes(recipe: Recipe, pair: Pair, items: Sequence[Sampled]) -> int:
     for q in items:
         num_tokens = plan.max_tokens if context is None else min(plan.max_tokens, context - len(q.prompt))
         num_bytes += 4 * len(q.prompt) + num_tokens * (4 * (3 * plan.draws + TOP_K + 7) + width * (1 + len(plan.features)))
-        if plan.branches and plan.branches.includes(source=q.source, split=q.split):
-            num_bytes += num_tokens * plan.branches.length * (24 + width)
+        num_bytes += num_tokens * plan.branch_length(q.source, q.split) * (24 + width)
     return num_bytes
 
 
 def _check_pair(recipe: Recipe, pair: Pair, items: Sequence[Sampled]) -> None:
     """Raise `BackendError` if the pair cannot do what the plan asks."""
-    target, draft = backends_of(pair)
-    plan, branches, context = recipe.collect, recipe.collect.branches, context_of(pair)
-    has_branches = branches is not None and any(branches.includes(source=q.source, split=q.split) for q in items)
-    if has_branches or "leaf" in plan.features:
-        longest = max(len(q.prompt) for q in items) + plan.max_tokens + (branches.length if branches else 1)
+    (target, draft), plan, context = backends_of(pair), recipe.collect, context_of(pair)
+    length = max(plan.branch_length(q.source, q.split) for q in items)
+    if length or "leaf" in plan.features:
+        longest = max(len(q.prompt) for q in items) + plan.max_tokens + max(length, 1)
         longest = longest if context is None else min(longest, context)
         check_tree_mask(draft, longest=longest)
-        if has_branches and branches is not None and branches.odds:
+        if length and plan.branches is not None and plan.branches.odds:
             check_tree_mask(target, longest=longest, advice=TARGET_ADVICE)
 
 
-def _answered(
-    recipe: Recipe, pair: Pair, index: int, items: Sequence[Sampled], *, tick: Callable[[int], None]
-) -> list[Sampled]:
-    """An answer of the target to each prompt of shard `index`, those of like lengths in one batch."""
-    target, _ = backends_of(pair)
-    plan, generator = recipe.collect, _generator(recipe.collect.seed, index, 0, target.device)
+def _shard(recipe: Recipe, pair: Pair, index: int, items: Sequence[Sampled], *, tick: Callable[[int], None]) -> list[Record]:
+    """An answer to each prompt of shard `index`, those of like lengths in one batch, with its labels; answers that get branches
+    are labelled in batches of their own."""
+    (target, draft), plan, context = backends_of(pair), recipe.collect, context_of(pair)
+    generator, answers = _generator(plan.seed, index, 0, target.device), list[Sampled]()
     items = sorted(items, key=lambda q: len(q.prompt))
-    answers: list[Sampled] = []
     for start in range(0, len(items), plan.batch):
         batch = items[start : start + plan.batch]
         sampled = sample_responses(
@@ -209,30 +192,23 @@ def _answered(
             max_tokens=plan.max_tokens,
             ends=pair.ends,
             generator=generator,
-            max_length=context_of(pair),
+            max_length=context,
             tick=tick,
         )
         answers += [replace(q, answer=answer) for q, answer in zip(batch, sampled, strict=True)]
-    return answers
-
-
-def _labelled(recipe: Recipe, pair: Pair, index: int, answers: Sequence[Sampled]) -> list[Record]:
-    """The record of each answer of shard `index`; those that get branches go in batches of their own."""
-    target, draft = backends_of(pair)
-    plan, branches = recipe.collect, recipe.collect.branches
     generator = _generator(plan.seed, index, 1, draft.device)
-    has = [branches is not None and branches.includes(source=a.source, split=a.split) for a in answers]
+    lengths = [plan.branch_length(a.source, a.split) for a in answers]
     records: dict[int, Record] = {}
-    for wanted in (False, True):
-        chosen = [i for i, has_branches in enumerate(has) if has_branches == wanted]
+    for length in sorted({*lengths}):
+        chosen = [i for i, wanted in enumerate(lengths) if wanted == length]
         how = Labelling(
             sampling=recipe.sampling,
             ends=pair.ends,
             draws=plan.draws,
             features=plan.features,
-            branch_length=branches.length if branches and wanted else 0,
-            branch_odds=branches is not None and branches.odds,
-            max_length=context_of(pair),
+            branch_length=length,
+            branch_odds=plan.branches is not None and plan.branches.odds,
+            max_length=context,
         )
         records |= zip(chosen, label(target, draft, [answers[i] for i in chosen], how, generator), strict=True)
     return [records[i] for i in range(len(answers))]
@@ -284,34 +260,30 @@ def versions(*packages: str) -> dict[str, str]:
 def git_sha() -> str | None:
     """The commit of this source tree, None where it is not one."""
     here = Path(specdecpp.__file__)
-    commands = ["git", "ls-files", "--error-unmatch", here.name], ["git", "rev-parse", "HEAD"]
+    run = partial(subprocess.check_output, cwd=here.parent, stderr=subprocess.DEVNULL, text=True)
     try:
-        done = [subprocess.run(c, cwd=here.parent, capture_output=True, text=True, check=True) for c in commands]
+        run(["git", "ls-files", "--error-unmatch", here.name])
+        return run(["git", "rev-parse", "HEAD"]).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done[1].stdout.strip()
 
 
 def _opened(folder: Path, provenance: Mapping[str, Any]) -> list[int]:
-    """See that a folder holds nothing, or this very collection; the shards that are finished."""
+    """The shards that are finished. Raises `DataError` for a folder that holds another collection."""
     finished, recorded = shards.done(folder), shards.about(folder)
     if finished and not recorded:
         raise DataError(f"{folder} holds shards but no {shards.COLLECTION}. Collect into another folder, or empty this one.")
     if recorded and recorded.get("digest") != provenance["digest"]:
-        before, now = (dict(_flat({k: p.get(k) for k in _SETTINGS})) for p in (recorded, provenance))
+        settings = ("pair", "sampling", "collect", "data", "threads", "versions")
+        before, now = (dict(_flat({k: p.get(k) for k in settings})) for p in (recorded, provenance))
         changed = [
-            f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
-            for key in [*before, *(k for k in now if k not in before)]
-            if before.get(key) != now.get(key)
+            f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in before | now if before.get(key) != now.get(key)
         ]
         raise DataError(
             f"{folder} holds a collection of another kind: {'; '.join(changed[:4])}{' ...' if changed[4:] else ''}. Collect "
             "into another folder (out in the recipe, or --out), or put back what was changed; nothing is lost."
         )
     return finished
-
-
-_SETTINGS = ("pair", "sampling", "collect", "data", "threads", "versions")
 
 
 def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,12 +1,13 @@
 """A folder that a run works in: made, writable, and nobody else's meanwhile. Asked for before hours are spent."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specdecpp.cache_dir import PART
-from specdecpp.errors import DataError
+from specdecpp.errors import DataError, first_line
 
 try:
     import fcntl
@@ -43,6 +44,20 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
+
+
+@contextmanager
+def writing(folder: Path, *, safe: str) -> Iterator[None]:
+    """Raise `DataError` where what is written in this block cannot be: `safe` is what nevertheless stays."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "its disk is full" if is_full else getattr(error, "strerror", None) or first_line(error)
+        raise DataError(
+            f"{folder} cannot be written into ({reason}). {safe} are safe: {'make room' if is_full else 'mend that'} and run "
+            "the same command again; it goes on where it stopped."
+        ) from error
 
 
 def _is_taken(held: int) -> bool:

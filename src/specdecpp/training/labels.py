@@ -11,6 +11,7 @@ be served. Draft tokens Y ~ q are drawn and scored against p; the draft's states
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -133,14 +134,12 @@ def _label_batch(
     texts, sizes = [[*a.prompt, *a.answer] for a in answers], [len(a.answer) for a in answers]
     rows = BranchRows.of([len(a.prompt) for a in answers], sizes, draft.device)
     has_judge = how.branch_length > 0 and how.branch_odds
-    logits, hidden, tree = _clean(draft, texts, rows, has_tree="leaf" in how.features or how.branch_length > 0)
-    q_logits = logits[rows.batch, rows.prefix - 1]
-    logits, _, judge = _clean(target, texts, rows, has_tree=has_judge)
-    p_logits = logits.to(draft.device)[rows.batch, rows.prefix - 1]
-    del logits
+    q_logits, hidden, tree = _clean(draft, texts, rows, has_tree="leaf" in how.features or how.branch_length > 0)
+    p_logits, _, judge = _clean(target, texts, rows, has_tree=has_judge)
     seen = _seen(answers, draft) if how.sampling.needs_seen else None
     q, belief = believed(q_logits, how.sampling, seen)
-    distributions = Distributions(p=probabilities(p_logits, how.sampling, seen), q=q, belief=belief, seen=seen)
+    p = probabilities(p_logits.to(draft.device), how.sampling, seen)
+    distributions = Distributions(p=p, q=q, belief=belief, seen=seen)
     x = torch.tensor([t for a in answers for t in a.answer], device=draft.device)
     columns = _columns(distributions, x, how.draws, generator)
     columns["depth"] = _depths(columns["answer_odds"], sizes, generator)
@@ -148,45 +147,33 @@ def _label_batch(
         z, columns["is_mixed"] = mixed_text(x, columns["candidate"][:, 0], generator)
         mixed = [[*a.prompt, *part] for a, part in zip(answers, (z.tolist() for z in z.split(sizes)), strict=True)]
         columns["mixed"] = half(draft.offline_pass(**padded(mixed, draft.device))[1][rows.batch, rows.prefix])
-    branches: list[Branches | None] = [None] * len(answers)
     if tree and "leaf" in how.features:
         columns["leaf"] = half(tree.grow(columns["candidate"][:, 0])[1])
         tree.clear()
+    cut: dict[str, Sequence[Any]] = {name: column.cpu().split(sizes) for name, column in columns.items()}
+    cut["states"] = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
     if tree and how.branch_length:
-        branches = [*grow_branches(tree, judge, distributions, columns["answer_odds"], how, generator)]
-    states = [half(hidden[b, len(a.prompt) - 1 : a.num_tokens]).cpu() for b, a in enumerate(answers)]
-    return _records(answers, columns, states, branches)
-
-
-def _clean(
-    backend: EagerModel, texts: Sequence[Sequence[int]], rows: BranchRows, *, has_tree: bool
-) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "B T D"], BranchTree | None]:
-    """(logits, states, a tree that grows from the positions) of the answers as they are."""
-    cache = roomy_cache() if has_tree else None
-    logits, hidden = backend.offline_pass(cache, **padded(texts, backend.device))
-    return logits, hidden, None if cache is None else BranchTree(backend, cache, rows)
-
-
-def _records(
-    answers: Sequence[Sampled],
-    columns: dict[str, Tensor],
-    states: Sequence[Float[Tensor, "_ D"]],
-    branches: Sequence[Branches | None],
-) -> list[Record]:
-    """The columns over the M positions of a batch, cut into one record for each answer."""
-    cut = [column.cpu().split([len(a.answer) for a in answers]) for column in columns.values()]
+        cut["branches"] = grow_branches(tree, judge, distributions, columns["answer_odds"], how, generator)
     return [
         Record(
             source=a.source,
             split=a.split,
             prompt=torch.tensor(a.prompt),
             answer=torch.tensor(a.answer),
-            states=state,
-            branches=branch,
-            **dict(zip(columns, values, strict=True)),
+            **dict(zip(cut, values, strict=True)),
         )
-        for a, state, branch, values in zip(answers, states, branches, zip(*cut, strict=True), strict=True)
+        for a, *values in zip(answers, *cut.values(), strict=True)
     ]
+
+
+def _clean(
+    backend: EagerModel, texts: Sequence[Sequence[int]], rows: BranchRows, *, has_tree: bool
+) -> tuple[Float[Tensor, "M V"], Float[Tensor, "B T D"], BranchTree | None]:
+    """(logits before the answers' tokens, states, a tree that grows from the positions) of the texts as they are."""
+    cache = roomy_cache() if has_tree else None
+    logits, hidden = backend.offline_pass(cache, **padded(texts, backend.device))
+    batch, prefix = rows.batch.to(backend.device), rows.prefix.to(backend.device)
+    return logits[batch, prefix - 1], hidden, None if cache is None else BranchTree(backend, cache, rows)
 
 
 def padded(texts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:

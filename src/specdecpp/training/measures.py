@@ -81,37 +81,17 @@ def kl(probability: Points, label: Points, weight: Points | None = None) -> floa
     return _mean(label * (np.log(true) - np.log(said)) + (1 - label) * (np.log1p(-true) - np.log1p(-said)), weight)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reliability:
-    """Points in bins of equal mass by probability, rising: a reliability diagram. Empty bins are left out."""
+def ece(probability: Points, label: Points, weight: Points | None = None) -> float:
+    """Expected calibration error: the mean absolute gap between prediction and label over bins of equal mass by probability.
 
-    share: Float[np.ndarray, " B"]
-    """Share of the total weight."""
-    probability: Float[np.ndarray, " B"]
-    """Mean prediction."""
-    label: Float[np.ndarray, " B"]
-    """Mean label."""
-
-    @property
-    def ece(self) -> float:
-        """Expected calibration error: the mean absolute gap."""
-        return float((self.share * np.abs(self.probability - self.label)).sum()) if len(self.share) else math.nan
-
-
-def reliability(probability: Points, label: Points, weight: Points | None = None, *, num_bins: int = NUM_BINS) -> Reliability:
-    """Sort points into bins of equal mass; equal probabilities share a bin."""
+    Equal probabilities share a bin.
+    """
     weight = np.ones_like(label) if weight is None else weight
-    middle = _mass_below(probability, weight)[0]
     total = weight.sum()
-    bins = np.minimum((num_bins * middle / total).astype(int), num_bins - 1) if total > 0 else np.zeros(len(label), int)
-    sums = [np.bincount(bins, values, minlength=num_bins) for values in (weight, weight * probability, weight * label)]
-    mass, said, true = (of[sums[0] > 0] for of in sums)
-    return Reliability(share=mass / total, probability=said / mass, label=true / mass)
-
-
-def ece(probability: Points, label: Points, weight: Points | None = None, *, num_bins: int = NUM_BINS) -> float:
-    """Expected calibration error over bins of equal mass."""
-    return reliability(probability, label, weight, num_bins=num_bins).ece
+    if not total > 0:
+        return math.nan
+    bins = np.minimum((NUM_BINS * _mass_below(probability, weight)[0] / total).astype(int), NUM_BINS - 1)
+    return float(np.abs(np.bincount(bins, weight * (probability - label))).sum() / total)
 
 
 def _masses(label: Points, weight: Points | None) -> tuple[np.ndarray, np.ndarray]:

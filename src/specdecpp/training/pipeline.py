@@ -16,7 +16,7 @@ from specdecpp.training import shards
 from specdecpp.training.calibrate import calibrate_head
 from specdecpp.training.collect import versions
 from specdecpp.training.evaluate import RIVAL, Evaluation, evaluate
-from specdecpp.training.folders import writable
+from specdecpp.training.folders import writable, writing
 from specdecpp.training.prompts import Split, gather
 from specdecpp.training.recipe import HeadPlan, Recipe, grid
 from specdecpp.training.train import Epoch, train
@@ -103,7 +103,7 @@ def calibrate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead], *, agai
 def evaluate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> Evaluation:
     """Compare the heads with cumulative q on the split `test` (`dev` where no source is a test), and write it all to
     `evaluation.json` with its provenance. The first head is the score `head`, the others go by their names."""
-    about, path = shards.about(recipe.labels), recipe.out / EVALUATION
+    about = shards.about(recipe.labels)
     split = "test" if any(of.get("test") for of in about.get("prompts", {}).values()) else "dev"
     first, *_ = heads
     others = {name: head for name, head in heads.items() if name != first}
@@ -114,12 +114,8 @@ def evaluate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> Evalu
         "labels": {key: about.get(key) for key in ("git", "digest", "pair", "sampling", "prompts", "threads")},
         "versions": versions("torch", "transformers"),
     }
-    try:
-        cache_dir.write(path, json.dumps({"provenance": provenance, **found}, indent=1) + "\n")
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be written ({error.strerror}). The heads are safe: mend that and run the same command again."
-        ) from error
+    with writing(recipe.out, safe="The heads"):
+        cache_dir.write(recipe.out / EVALUATION, json.dumps({"provenance": provenance, **found}, indent=1) + "\n")
     return found
 
 

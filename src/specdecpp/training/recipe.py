@@ -15,12 +15,12 @@ their names before anything is loaded.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -28,9 +28,6 @@ from pydantic.dataclasses import dataclass
 from specdecpp.errors import DataError
 from specdecpp.sampling import Sampling
 from specdecpp.training.prompts import KINDS, Source, Split
-
-if TYPE_CHECKING:
-    from specdecpp.loading.pair import Pair
 
 Feature = Literal["mixed", "leaf"]
 Scalar = Literal["log_q", "entropy", "gap", "depth"]
@@ -49,13 +46,6 @@ class PairPlan:
     dtype: DTypeName = "auto"
     device: str | None = None
 
-    def load(self) -> "Pair":
-        """The pair, without a head."""
-        from specdecpp.loading.pair import load_pair
-
-        pair = load_pair(self.target, draft=self.draft, dtype=self.dtype, device=self.device, backend=("lean", "eager"))
-        return replace(pair, head=None)
-
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class BranchPlan:
@@ -66,9 +56,6 @@ class BranchPlan:
     sources: tuple[str, ...] | None = None
     length: PositiveInt = 10
     odds: bool = False
-
-    def includes(self, *, source: str, split: str) -> bool:
-        return split in self.splits and (self.sources is None or source in self.sources)
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
@@ -87,10 +74,17 @@ class CollectPlan:
     shard_size: PositiveInt = 128
     batch: PositiveInt = 64
 
+    def branch_length(self, source: str, split: str) -> int:
+        """The most tokens of a branch in the answers to these prompts; 0: they get none."""
+        plan = self.branches
+        if plan is None or split not in plan.splits or (plan.sources is not None and source not in plan.sources):
+            return 0
+        return plan.length
+
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)
 class HeadPlan:
-    """One head: its form and how it is trained. The defaults are ours; `HeadPlan.paper()` is the paper's.
+    """One head: its form and how it is trained. The defaults are ours.
 
     `text` is where a lagged head finds the state at the draft token: `mixed` or `leaf` (exact). `batch` counts
     answers, of which every position has as many draft tokens as were drawn; the learning rate is reached after a share
@@ -109,34 +103,19 @@ class HeadPlan:
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.03
     seed: NonNegativeInt = 0
 
-    @classmethod
-    def paper(cls, **changes: Any) -> "HeadPlan":
-        """The head of the paper: three blocks, w_rej = 6, three epochs of batches of 32 answers, lr 5e-5."""
-        paper = {
-            "form": "lagged",
-            "num_layers": 3,
-            "scalars": (),
-            "rejection_weight": 6.0,
-            "epochs": 3,
-            "batch": 32,
-            "lr": 5e-5,
-        }
-        return cls(**(paper | changes))
-
     @property
     def is_ahead(self) -> bool:
         return self.form == "look_ahead"
 
 
-def grid(plan: HeadPlan, axes: Mapping[str, Sequence[Any]] = GRID) -> dict[str, HeadPlan]:
-    """Every combination of the axes, by a name that says its values.
+def grid(plan: HeadPlan) -> dict[str, HeadPlan]:
+    """A plan at every point of `GRID`, by a name that says its values.
 
-    >>> list(grid(HeadPlan.paper(), {"num_layers": (0, 1)}))
-    ['num_layers=0', 'num_layers=1']
+    >>> list(grid(HeadPlan()))[:2]
+    ['rejection_weight=1,num_layers=0', 'rejection_weight=1,num_layers=1']
     """
-    names = list(axes)
-    combinations = [dict(zip(names, values, strict=True)) for values in product(*axes.values())]
-    return {",".join(f"{k}={v:g}" for k, v in c.items()): replace(plan, **c) for c in combinations}
+    points = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
+    return {",".join(f"{k}={v:g}" for k, v in point.items()): replace(plan, **point) for point in points}
 
 
 @dataclass(frozen=True, kw_only=True, config=_CHECKED)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
@@ -55,9 +56,9 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = self._keys[:, :, :held], self._values[:, :, :held]
 
     def join(self, other: "RoomyLayer", width: int) -> None:
-        """Rows of another layer below its own, the last `width` positions of each."""
+        """Rows of another layer below its own, the last `width` positions of each, with zeros before where there are fewer."""
         self._keys, self._values = (
-            self._with_room(torch.cat([_at_right(states, width, dim=2) for states in both]), width)
+            self._with_room(torch.cat([F.pad(states, (0, 0, width - states.shape[2], 0)) for states in both]), width)
             for both in ((self.keys, other.keys), (self.values, other.values))
         )
         self.keys, self.values = self._keys[:, :, :width], self._values[:, :, :width]
@@ -100,9 +101,8 @@ class _Batch:
         """Put the first `num` columns of what was not read into the cache; the logits of the last."""
         ids, self._ids = self._ids[:, :num], self._ids[:, num:]
         mask = self._mask[:, : self._mask.shape[1] - self._ids.shape[1]]
-        more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
-        if "position_ids" in self._takes:
-            more["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        known: dict[str, Any] = {"logits_to_keep": 1, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]}
+        more = {name: value for name, value in known.items() if name in self._takes}
         return self._backend.offline_pass(input_ids=ids, attention_mask=mask, cache=self._cache, **more)[0][:, -1]
 
     def step(self, generator: torch.Generator) -> list[int]:
@@ -129,19 +129,10 @@ class _Batch:
             assert isinstance(more, RoomyLayer), "and so is the other"
             own.join(more, width - 1)
         self._ids = torch.cat([self._ids, other._ids])
-        self._mask = torch.cat([_at_right(batch._mask, width) for batch in (self, other)])
+        self._mask = torch.cat([F.pad(batch._mask, (width - batch._mask.shape[1], 0)) for batch in (self, other)])
         if self._seen is not None and other._seen is not None:
             self._seen = torch.cat([self._seen, other._seen])
         return self
-
-
-def _at_right(x: Tensor, width: int, *, dim: int = 1) -> Tensor:
-    """The last `width` columns, zeros before them where there are fewer."""
-    held = min(width, x.shape[dim])
-    x = x.narrow(dim, x.shape[dim] - held, held)
-    shape = [*x.shape]
-    shape[dim] = width - held
-    return torch.cat([x.new_zeros(shape), x], dim)
 
 
 @torch.inference_mode()

@@ -9,7 +9,9 @@ Each file is written under another name and then renamed. Nothing in them depend
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +30,10 @@ from specdecpp.training.labels import Record
 
 COLLECTION = "collection.json"
 _KEY = b"specdecpp"
-_INTS, _FLOATS = pa.int32(), pa.float32()
-_COLUMNS = {
-    "prompt": _INTS,
-    "answer": _INTS,
-    "candidate": _INTS,
-    "log_q": _FLOATS,
-    "log_ratio": _FLOATS,
-    "overlap": _FLOATS,
-    "entropy": _FLOATS,
-    "top": _FLOATS,
-    "answer_log_q": _FLOATS,
-    "answer_log_ratio": _FLOATS,
-    "answer_odds": _FLOATS,
-    "depth": _INTS,
-    "is_mixed": pa.bool_(),
-}
-_BRANCH_COLUMNS = {
-    "token": _INTS,
-    "length": _INTS,
-    "log_q": _FLOATS,
-    "entropy": _FLOATS,
-    "gap": _FLOATS,
-    "log_ratio": _FLOATS,
-    "overlap": _FLOATS,
-}
-_STATES = ("states", "mixed", "leaf")
-_BRANCH = "branch_"
-
-
-def name_of(index: int) -> str:
-    return f"shard-{index:05d}"
+_BRANCH, _STATES = "branch_", ("states", "mixed", "leaf")
+_COLUMNS = [f.name for f in fields(Record) if f.name not in ("source", "split", "branches", *_STATES)]
+_BRANCH_COLUMNS = [f.name for f in fields(Branches) if f.name != "state"]
+_KINDS = {torch.int64: pa.int32(), torch.float32: pa.float32(), torch.bool: pa.bool_()}
 
 
 def encoded(records: Sequence[Record], provenance: dict[str, Any]) -> tuple[bytes, bytes]:
@@ -66,7 +41,7 @@ def encoded(records: Sequence[Record], provenance: dict[str, Any]) -> tuple[byte
     states = save(_states(records))
     note = {**provenance, "states_bytes": len(states), "states_crc32": zlib.crc32(states)}
     table = _table(records)
-    note["table_crc32"] = _checksum(_columns(table))
+    _, note["table_crc32"] = _rows(table)
     table = table.replace_schema_metadata({_KEY: json.dumps(note, sort_keys=True)})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
@@ -75,8 +50,8 @@ def encoded(records: Sequence[Record], provenance: dict[str, Any]) -> tuple[byte
 
 def write(folder: Path, index: int, files: tuple[bytes, bytes]) -> None:
     """Put the two files of `encoded` into the folder, the parquet last."""
-    cache_dir.write(folder / f"{name_of(index)}.safetensors", files[0])
-    cache_dir.write(folder / f"{name_of(index)}.parquet", files[1])
+    for content, suffix in zip(files, ("safetensors", "parquet"), strict=True):
+        cache_dir.write(folder / f"shard-{index:05d}.{suffix}", content)
 
 
 def done(folder: Path) -> list[int]:
@@ -159,13 +134,10 @@ def _states(records: Sequence[Record]) -> dict[str, Tensor]:
         parts = [s for r in records if (s := getattr(r, name)) is not None]
         if parts:
             tensors[name] = torch.cat(parts).half()
-    if parts := [r.branches.state[_is_real(r.branches)] for r in records if r.branches is not None]:
+    branches = [r.branches for r in records if r.branches is not None]
+    if parts := [b.state[_is_real(b.token, b.length)] for b in branches]:
         tensors[f"{_BRANCH}state"] = torch.cat(parts).half()
     return tensors
-
-
-def _is_real(branches: Branches) -> Tensor:
-    return torch.arange(branches.token.shape[1]) < branches.length.unsqueeze(-1)
 
 
 def _table(records: Sequence[Record]) -> pa.Table:
@@ -173,19 +145,19 @@ def _table(records: Sequence[Record]) -> pa.Table:
         "source": pa.array([r.source for r in records]),
         "split": pa.array([r.split for r in records]),
     }
-    for name, kind in _COLUMNS.items():
-        columns[name] = _lists([getattr(r, name) for r in records], kind)
-    for name, kind in _BRANCH_COLUMNS.items():
-        columns[f"{_BRANCH}{name}"] = _lists([r.branches and getattr(r.branches, name) for r in records], kind)
+    for name in _COLUMNS:
+        columns[name] = _lists([getattr(r, name) for r in records])
+    for name in _BRANCH_COLUMNS:
+        columns[f"{_BRANCH}{name}"] = _lists([r.branches and getattr(r.branches, name) for r in records])
     return pa.table({name: column for name, column in columns.items() if column.null_count < len(records)})
 
 
-def _lists(values: Sequence[Tensor | None], kind: pa.DataType) -> pa.Array:
+def _lists(values: Sequence[Tensor | None]) -> pa.Array:
     """One list for each record, null where it has none; rows of a matrix become lists of fixed size."""
     given = [v for v in values if v is not None]
     if not given:
         return pa.nulls(len(values))
-    flat = pa.array(torch.cat(given).flatten().numpy(), type=kind)
+    flat = pa.array(torch.cat(given).flatten().numpy(), type=_KINDS[given[0].dtype])
     inner = flat if given[0].ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, given[0].shape[1])
     offsets = np.cumsum([0, *(0 if v is None else len(v) for v in values)])
     mask = pa.array([v is None for v in values]) if len(given) < len(values) else None
@@ -207,86 +179,60 @@ def _shard(path: Path, *, split: str | None) -> Iterator[Record]:
         content = path.with_suffix(".safetensors").read_bytes()
         if zlib.crc32(content) != note["states_crc32"]:
             raise ValueError(f"{path.stem}.safetensors is not the file that was written with it")
-        states, columns = load(content), _columns(pq.read_table(path))
-        if _checksum(columns) != note["table_crc32"]:
+        states, (rows, checksum) = load(content), _rows(pq.read_table(path))
+        if checksum != note["table_crc32"]:
             raise ValueError("what it holds is not what was written")
     except Exception as error:  # pyarrow and safetensors each have errors of their own
         raise damaged(path, first_line(error)) from error
-    cursors = {name: 0 for name in states}
-
-    def take(name: str, num: int) -> Tensor | None:
-        if name not in states:
-            return None
-        start = cursors[name]
-        cursors[name] += num
-        return states[name][start : start + num]
-
-    for row in range(len(columns["source"])):
-        record = _record(columns, row, take)
+    sizes = [len(answer) for answer in rows["answer"]]
+    columns: dict[str, Iterable[Any]] = {name: rows[name] for name in ("source", "split", *_COLUMNS) if name in rows}
+    columns["states"] = states["states"].split([size + 1 for size in sizes])
+    columns |= {name: states[name].split(sizes) for name in ("mixed", "leaf") if name in states}
+    columns["branches"] = _branches(rows, states)
+    for values in zip(*columns.values(), strict=True):
+        record = Record(**dict(zip(columns, values, strict=True)))
         if split is None or record.split == split:
             yield record
 
 
-def _columns(table: pa.Table) -> "dict[str, _Column]":
-    return {name: _Column(table.column(name).combine_chunks()) for name in table.column_names}
+def _rows(table: pa.Table) -> tuple[dict[str, list[Any]], int]:
+    """The values of each column by row, and a digest of all of them: parquet's own checksums leave out its headers."""
+    rows, digest = dict[str, list[Any]](), 0
+    for name in sorted(table.column_names):
+        column = table.column(name).combine_chunks()
+        is_valid, flat = column.is_valid().to_pylist(), torch.empty(0)
+        strings, offsets, width = list[str](), list[int](), None
+        if isinstance(column, pa.ListArray):
+            offsets, inner = column.offsets.to_pylist(), column.values
+            width = inner.type.list_size if isinstance(inner, pa.FixedSizeListArray) else None
+            numbers = (inner if width is None else inner.values).to_numpy(zero_copy_only=False)
+            flat = torch.from_numpy(numbers.astype(np.int64) if numbers.dtype == np.int32 else numbers.copy())
+            lists = flat if width is None else flat.view(-1, width)
+            rows[name] = [lists[a:b] if there else None for (a, b), there in zip(pairwise(offsets), is_valid, strict=True)]
+        else:
+            rows[name] = strings = column.to_pylist()
+        digest = zlib.crc32(json.dumps([name, is_valid, strings, offsets, width]).encode(), digest)
+        digest = zlib.crc32(flat.numpy().tobytes(), digest)
+    return rows, digest
 
 
-def _checksum(columns: "Mapping[str, _Column]") -> int:
-    """Digest of all that is read from a table: parquet's own checksums leave out its headers."""
-    value = 0
-    for name, column in sorted(columns.items()):
-        about = [name, column.is_valid, column.strings, column.offsets, column.width]
-        value = zlib.crc32(json.dumps(about).encode(), value)
-        value = zlib.crc32(column.flat.numpy().tobytes(), value)
-    return value
+def _branches(rows: Mapping[str, Sequence[Any]], states: Mapping[str, Tensor]) -> Iterator[Branches | None]:
+    """The branches of each row, None for one without."""
+    if f"{_BRANCH}token" not in rows:
+        yield from [None] * len(rows["source"])
+        return
+    columns = {name: rows[f"{_BRANCH}{name}"] for name in _BRANCH_COLUMNS if f"{_BRANCH}{name}" in rows}
+    packed = states[f"{_BRANCH}state"].split([0 if length is None else int(length.sum()) for length in columns["length"]])
+    for part, *values in zip(packed, *columns.values(), strict=True):
+        made: dict[str, Any] = dict(zip(columns, values, strict=True))
+        if made["token"] is None:
+            yield None
+            continue
+        state = part.new_zeros(*made["token"].shape, part.shape[-1])
+        state[_is_real(made["token"], made["length"])] = part
+        yield Branches(**made, state=state)
 
 
-class _Column:
-    """A column of lists as one array, cut by row. Strings stay a list."""
-
-    def __init__(self, column: pa.Array):
-        self.is_valid: list[bool] = column.is_valid().to_pylist()
-        self.strings: list[str] = []
-        self.offsets: list[int] = []
-        self.width: int | None = None
-        self.flat = torch.empty(0)
-        if not isinstance(column, pa.ListArray):
-            self.strings = column.to_pylist()
-            return
-        self.offsets = column.offsets.to_pylist()
-        inner = column.values
-        self.width = inner.type.list_size if isinstance(inner, pa.FixedSizeListArray) else None
-        flat = (inner if self.width is None else inner.values).to_numpy(zero_copy_only=False)
-        self.flat = torch.from_numpy(flat.astype(np.int64) if flat.dtype == np.int32 else flat.copy())
-
-    def __len__(self) -> int:
-        return len(self.is_valid)
-
-    def at(self, row: int) -> Tensor | None:
-        if not self.is_valid[row]:
-            return None
-        start, end = self.offsets[row], self.offsets[row + 1]
-        return self.flat[start:end] if self.width is None else self.flat.view(-1, self.width)[start:end]
-
-
-def _record(columns: dict[str, _Column], row: int, take: Callable[[str, int], Tensor | None]) -> Record:
-    values: dict[str, Any] = {name: columns[name].at(row) for name in _COLUMNS if name in columns}
-    num = len(values["answer"])
-    values |= {"states": take("states", num + 1), "mixed": take("mixed", num), "leaf": take("leaf", num)}
-    values |= {name: columns[name].strings[row] for name in ("source", "split")}
-    return Record(branches=_branches(columns, row, take), **values)
-
-
-def _branches(columns: dict[str, _Column], row: int, take: Callable[[str, int], Tensor | None]) -> Branches | None:
-    if f"{_BRANCH}token" not in columns:
-        return None
-    present = [name for name in _BRANCH_COLUMNS if f"{_BRANCH}{name}" in columns]
-    values: dict[str, Any] = {name: columns[f"{_BRANCH}{name}"].at(row) for name in present}
-    if values["token"] is None:
-        return None
-    packed = take(f"{_BRANCH}state", int(values["length"].sum()))
-    assert packed is not None, "branches have states"
-    num, longest = values["token"].shape
-    state = packed.new_zeros(num, longest, packed.shape[-1])
-    state[torch.arange(longest) < values["length"].unsqueeze(-1)] = packed
-    return Branches(**values, state=state)
+def _is_real(token: Tensor, length: Tensor) -> Tensor:
+    """The places of tokens [N, K] that are no padding."""
+    return torch.arange(token.shape[1]) < length.unsqueeze(-1)

@@ -12,42 +12,30 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead, Calibration
 from specdecpp.replay.trace import Opinion, Trace
 from specdecpp.training.branches import Branches
 from specdecpp.training.labels import Record
-from specdecpp.training.scores import ScoreInputs, answer_evidence, branch_evidence, raw
+from specdecpp.training.scores import along, step_inputs, step_logits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """When an answer of a collection ended: at one of the ids `ends`, after `max_tokens`, or where the context was full.
-
-    `max_length` is that of the shorter of both contexts; None where no answer comes near it.
-    """
+    """When an answer of a collection ended: at one of the ids `ends`, or after `max_tokens`."""
 
     ends: Collection[int]
     max_tokens: int
-    max_length: int | None = None
 
     @classmethod
-    def of(cls, about: Mapping[str, Any], *, max_length: int | None = None) -> "Terms":
+    def of(cls, about: Mapping[str, Any]) -> "Terms":
         """Read the terms from `collection.json` (`shards.about`). Raises `DataError` where it says nothing of it."""
         try:
-            return cls(ends=about["pair"]["ends"], max_tokens=about["collect"]["max_tokens"], max_length=max_length)
+            return cls(ends=about["pair"]["ends"], max_tokens=about["collect"]["max_tokens"])
         except KeyError as error:
             raise DataError(f"the collection does not say on what terms answers ended: {error} is missing") from error
-
-    def num_places(self, num_prompt_tokens: int) -> int:
-        """How many draft tokens fit after a prompt: one token less than the answer may have."""
-        if self.max_length is None:
-            return self.max_tokens - 1
-        return min(self.max_tokens, self.max_length - num_prompt_tokens) - 1
 
 
 def traces(records: Iterable[Record], terms: Terms, *, heads: Iterable[AcceptanceHead] = ()) -> list[Trace]:
@@ -66,52 +54,42 @@ def traces(records: Iterable[Record], terms: Terms, *, heads: Iterable[Acceptanc
 def trace(record: Record, terms: Terms, *, heads: Iterable[AcceptanceHead] = ()) -> Trace:
     """The trace of one record."""
     branches = _branches(record)
-    length, ends = branches.length, torch.tensor(sorted(terms.ends), dtype=torch.long)
+    inputs, length = step_inputs(record, branches, is_ahead=False), branches.length
     last = branches.token.gather(1, (length - 1).clamp(min=0).unsqueeze(1))[:, 0]
+    is_closed = torch.isin(last, torch.tensor(sorted(terms.ends), dtype=torch.long)) & (length > 0)
     is_ended = int(record.answer[-1]) in set(terms.ends)
     return Trace(
         source=record.source,
-        tokens=_columns(record.answer, branches.token),
+        tokens=inputs.token.numpy(),
         odds=record.answer_odds.numpy(),
         overlap=record.overlap.numpy(),
-        log_q=_columns(record.answer_log_q, branches.log_q),
-        entropy=_columns(record.entropy, branches.entropy),
-        gap=_columns(record.gap, branches.gap),
+        log_q=inputs.log_q.numpy(),
+        entropy=inputs.entropy.numpy(),
+        gap=inputs.gap.numpy(),
         branch_length=length.numpy(),
-        is_closed=(torch.isin(last, ends) & (length > 0)).numpy(),
+        is_closed=is_closed.numpy(),
         is_ended=is_ended,
-        num_places=terms.num_places(len(record.prompt)) if is_ended else len(record.answer) - 1,
+        num_places=(terms.max_tokens if is_ended else len(record.answer)) - 1,
         opinions=dict(pair for head in heads for pair in _opinions(head, record)),
-        truth=_truth(record),
+        truth=_truth(record, branches),
     )
 
 
 def _opinions(head: AcceptanceHead, record: Record) -> Iterator[tuple[tuple[AcceptanceHead, bool], Opinion]]:
     """The raw opinion and the calibrated one, each under its key."""
-    is_ahead, size = head.card.form == "look_ahead", _branches(record).token.shape[1]
-    answer, branch = answer_evidence(record, is_ahead=is_ahead), branch_evidence(record, is_ahead=is_ahead)
-    pairs = {name: (getattr(answer, name), getattr(branch, name)) for name in ScoreInputs.__dataclass_fields__}
-    evidence = ScoreInputs(**{name: torch.cat([a.unsqueeze(1).to(b.dtype), b], 1) for name, (a, b) in pairs.items()})
-    depths = range(1, size + 1) if "depth" in head.card.scalars else [1]
-    with torch.inference_mode():
-        logits = torch.stack([raw(head, evidence, torch.full_like(evidence.token, k)) for k in depths], 2).double().cpu()
+    logits = torch.from_numpy(step_logits(head, record))
     for is_calibrated in (False, True):
         calibration = head.card.calibration if is_calibrated else Calibration()
         yield (head, is_calibrated), Opinion(accept=calibration.apply(logits).sigmoid().float().numpy())
 
 
-def _truth(record: Record) -> Opinion | None:
+def _truth(record: Record, branches: Branches) -> Opinion | None:
     """The target's opinion of every token: min(1, p/q), and 1 - TV of the position after it. The last has none after it."""
-    branches = _branches(record)
     if record.answer_log_ratio is None or branches.log_ratio is None or branches.overlap is None:
         return None
-    after = torch.cat([record.overlap[1:], torch.zeros(1)])
-    accept = _columns(record.answer_log_ratio, branches.log_ratio)
-    return Opinion(accept=np.exp(np.minimum(accept, 0))[..., None], next=_columns(after, branches.overlap)[..., None])
-
-
-def _columns(answer: Tensor, branch: Tensor) -> np.ndarray:
-    return torch.cat([answer.unsqueeze(1), branch], 1).numpy()
+    accept = along(record.answer_log_ratio, branches.log_ratio).clamp(max=0).exp()
+    after = along(torch.cat([record.overlap[1:], torch.zeros(1)]), branches.overlap)
+    return Opinion(accept=accept[..., None].numpy(), next=after[..., None].numpy())
 
 
 def _branches(record: Record) -> Branches:

@@ -2,16 +2,18 @@
 
     records -> batches of answers -> evidence and soft labels -> head -> weighted cross-entropy -> AdamW, cosine -> head, card
 
-The paper's head (Huang et al. 2025, section 3.2) is `HeadPlan.paper()`: it reads the state at the draft token on
-the mixed text, -w_acc P log s - w_rej (1 - P) log(1 - s), normalised by the sum of the weights. The draft is frozen, so all
-of its states are read from the labels: no epoch and no head of a grid runs a model again.
+The paper's head (Huang et al. 2025, section 3.2; lagged, three blocks, w_rej = 6, three epochs, batches of 32 answers, lr 5e-5)
+reads the state at the draft token on the mixed text; its loss is -w_acc P log s - w_rej (1 - P) log(1 - s), normalised by the
+sum of the weights. The draft is frozen, so all states are read from the labels: no epoch runs a model again.
 """
 
 import json
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,11 +27,12 @@ from torch import Tensor
 from specdecpp import cache_dir
 from specdecpp.errors import DataError, first_line
 from specdecpp.head import CARD, AcceptanceHead, Calibration, HeadCard
-from specdecpp.training.folders import claimed
+from specdecpp.training.evaluate import joined
+from specdecpp.training.folders import claimed, writing
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.recipe import HeadPlan
-from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_evidence, token_labels
+from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_inputs
 from specdecpp.training.shards import COLLECTION
 
 STATE = "state.pt"
@@ -70,87 +73,55 @@ def train(
             f"the labels do not say their {lacking[0]}, which a head's card needs: {COLLECTION} is missing beside the shards, "
             "or damaged. Put it back, or collect into another folder."
         )
+    origin = {"plan": json.loads(json.dumps(asdict(plan))), "labels": about.get("digest")}
     with claimed(folder):
-        run = _Training(plan, _card(plan, records[0], about), folder, about.get("digest"), -(-len(records) // plan.batch))
-        if len(run.epochs) == plan.epochs and (folder / CARD).exists():
+        head = AcceptanceHead(_card(plan, records[0], about))
+        _initialise(head, plan.seed)
+        optimiser = torch.optim.AdamW(head.parameters(), lr=plan.lr, weight_decay=0.0)
+        num_steps = plan.epochs * -(-len(records) // plan.batch)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, partial(rate, steps=num_steps, warmup=plan.warmup))
+        parts = {"head": head, "optimiser": optimiser, "schedule": schedule}
+        epochs = _restored(folder, origin, parts)
+        if len(epochs) == plan.epochs and (folder / CARD).exists():
             return AcceptanceHead.from_pretrained(folder)
         started = perf_counter()
-        for epoch in range(len(run.epochs) + 1, plan.epochs + 1):
-            total, weight = 0.0, 0.0
+        for epoch in range(len(epochs) + 1, plan.epochs + 1):
+            total, num_labels = 0.0, 0
             for batch in batches(len(records), plan, epoch):
-                loss, size = run.step([records[i] for i in batch])
-                total, weight = total + loss * size, weight + size
-            run.keep(_epoch(run.head, plan, epoch, total / weight, records, dev, perf_counter() - started))
-            tell(run.epochs[-1])
-        finished = run.head.with_card(notes={"train": run.origin, "epochs": [asdict(e) for e in run.epochs]})
+                inputs, label, depth = examples([records[i] for i in batch], plan)
+                batch_loss = acceptance_loss(raw(head, inputs, depth), label, rejection_weight=plan.rejection_weight)
+                batch_loss.backward()
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+                schedule.step()
+                total, num_labels = total + float(batch_loss.detach()) * len(label), num_labels + len(label)
+            loss, elapsed_s = total / num_labels, perf_counter() - started
+            figures = _figures(head, plan, records, dev)
+            epochs.append(Epoch(epoch=epoch, epochs=plan.epochs, loss=loss, elapsed_s=elapsed_s, **figures))
+            state = {"origin": origin, "epochs": [asdict(line) for line in epochs]}
+            with writing(folder, safe="The epochs before this one"), cache_dir.whole(folder / STATE) as path:
+                torch.save(state | {name: part.state_dict() for name, part in parts.items()}, path)
+            tell(epochs[-1])
+        finished = head.with_card(notes={"train": origin, "epochs": [asdict(line) for line in epochs]})
         finished.save_pretrained(folder)
         return finished
 
 
-class _Training:
-    """A training between two epochs: what it takes to go on is in `state.pt`, replaced whole after each."""
-
-    def __init__(self, plan: HeadPlan, card: HeadCard, folder: Path, labels: str | None, num_batches: int):
-        """A new run, or the one that was killed in this folder."""
-        self.plan, self.folder, self.epochs = plan, folder, list[Epoch]()
-        self.origin = {"plan": json.loads(json.dumps(asdict(plan))), "labels": labels}
-        self.head = AcceptanceHead(card)
-        _initialise(self.head, plan.seed)
-        self.optimiser = torch.optim.AdamW(self.head.parameters(), lr=plan.lr, weight_decay=0.0)
-        num_steps = plan.epochs * num_batches
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimiser, lambda at: rate(at, steps=num_steps, warmup=plan.warmup)
-        )
-        self._parts = {"head": self.head, "optimiser": self.optimiser, "schedule": self.schedule}
-        if (folder / STATE).exists():
-            try:
-                self._go_on(saved(folder / STATE))
-            except DataError:
-                raise
-            except Exception as error:  # zip, pickle and torch each have errors of their own
-                raise DataError(
-                    f"{folder / STATE} is damaged ({first_line(error)}), so this training cannot go on from it. Delete that "
-                    "file and run the same command again: the head is trained from its beginning."
-                ) from error
-
-    def _go_on(self, state: dict[str, Any]) -> None:
-        """Take up what `keep` has written. Raises `DataError` for the state of another plan."""
-        plan, own = state["origin"]["plan"], self.origin["plan"]
-        if state["origin"] != self.origin:
+def _restored(folder: Path, origin: Mapping[str, Any], parts: Mapping[str, Any]) -> list[Epoch]:
+    """The epochs of a run that was killed in this folder, whose state `parts` take up; none of a new one."""
+    if not (folder / STATE).exists():
+        return []
+    with saved(folder / STATE, otherwise="the head is trained from its beginning") as state:
+        plan, own = state["origin"]["plan"], origin["plan"]
+        if state["origin"] != origin:
             changed = [k for k in own | plan if plan.get(k) != own.get(k)] or ["the labels"]
             raise DataError(
-                f"{self.folder} holds a head of another plan: {', '.join(changed)} changed. Give this head another name, or "
-                "remove that folder."
+                f"{folder} holds a head of another plan: {', '.join(changed)} changed. Give this head another name, or remove "
+                "that folder."
             )
-        self.epochs = [Epoch(**line) for line in state["epochs"]]
-        for name, part in self._parts.items():
+        for name, part in parts.items():
             part.load_state_dict(state[name])
-
-    def step(self, records: Sequence[Record]) -> tuple[float, int]:
-        """One update; the loss before it, and the number of labels it stands on."""
-        evidence, label, depth = examples(records, self.plan)
-        logit = raw(self.head, evidence, depth)
-        loss = acceptance_loss(logit, label, rejection_weight=self.plan.rejection_weight)
-        loss.backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.schedule.step()
-        return float(loss.detach()), len(logit)
-
-    def keep(self, line: Epoch) -> None:
-        """Write the state after an epoch, whole or not at all. Raises `DataError` where that cannot be done."""
-        self.epochs.append(line)
-        state = {"origin": self.origin, "epochs": [asdict(e) for e in self.epochs]}
-        state |= {name: part.state_dict() for name, part in self._parts.items()}
-        try:
-            with cache_dir.whole(self.folder / STATE) as part:
-                torch.save(state, part)
-        except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
-            reason = error.strerror if isinstance(error, OSError) else first_line(error)
-            raise DataError(
-                f"{self.folder} cannot be written into ({reason}). The epochs before this one are safe: mend that and run the "
-                "same command again."
-            ) from error
+        return [Epoch(**line) for line in state["epochs"]]
 
 
 def _card(plan: HeadPlan, first: Record, about: Mapping[str, Any]) -> HeadCard:
@@ -185,10 +156,8 @@ def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
 
 def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[ScoreInputs, Float[Tensor, " M"], Tensor]:
     """Inputs of the head for M draft tokens of these answers, how likely each is accepted, and its depth."""
-    source = "clean" if plan.is_ahead else plan.text
-    labels, depths = zip(*(token_labels(record, source) for record in records), strict=True)
-    evidence = ScoreInputs.joined([token_evidence(record, source) for record in records])
-    return evidence, torch.cat([label.flatten() for label in labels]), torch.cat([depth.flatten() for depth in depths])
+    inputs, labels, depths = zip(*(token_inputs(r, "clean" if plan.is_ahead else plan.text) for r in records), strict=True)
+    return ScoreInputs.joined(inputs), torch.cat(labels), torch.cat(depths)
 
 
 def _check(plan: HeadPlan, records: Sequence[Record]) -> None:
@@ -201,34 +170,33 @@ def _check(plan: HeadPlan, records: Sequence[Record]) -> None:
         )
 
 
-def _epoch(
-    head: AcceptanceHead,
-    plan: HeadPlan,
-    epoch: int,
-    loss: float,
-    records: Sequence[Record],
-    dev: Sequence[Record],
-    elapsed_s: float,
-) -> Epoch:
-    """The line of an epoch, with figures on the dev answers."""
-    draws = 1 if not plan.is_ahead else records[0].candidate.shape[1]
-    values: dict[str, Any] = {"dev_auroc": None, "dev_kl": None}
+def _figures(head: AcceptanceHead, plan: HeadPlan, records: Sequence[Record], dev: Sequence[Record]) -> dict[str, Any]:
+    """Figures of an epoch on the dev answers, and how many labels it has."""
+    draws = records[0].candidate.shape[1] if plan.is_ahead else 1
+    values: dict[str, Any] = {"num_labels": sum(len(r.answer) for r in records) * draws, "dev_auroc": None, "dev_kl": None}
     if dev:
-        judged = [head_logits(head, record) for record in dev]
-        score, label = (np.concatenate([getattr(j, name) for j in judged]) for name in ("score", "label"))
+        score, label, _ = joined([head_logits(head, record) for record in dev])
         probability = 1 / (1 + np.exp(-score) / plan.rejection_weight)
-        values = {"dev_auroc": auroc(score, label), "dev_kl": kl(probability, label)}
-    num = sum(len(r.answer) for r in records) * draws
-    return Epoch(epoch=epoch, epochs=plan.epochs, loss=loss, num_labels=num, elapsed_s=elapsed_s, **values)
+        values |= {"dev_auroc": auroc(score, label), "dev_kl": kl(probability, label)}
+    return values
 
 
-def saved(path: Path) -> Any:
-    """Load what torch has saved. Raises whatever a damaged file makes zip, pickle or torch raise; torch alone does not look at
-    the checksums."""
-    with zipfile.ZipFile(path) as archive:
-        if (bad := archive.testzip()) is not None:
-            raise ValueError(f"{bad} is not what was written")
-    return torch.load(path, weights_only=True)
+@contextmanager
+def saved(path: Path, *, otherwise: str) -> Iterator[Any]:
+    """The state of a training that torch has saved, to go on from. Raises `DataError` for a damaged file or contents that
+    cannot be used; `otherwise` says what a run without it does."""
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums
+            if (bad := archive.testzip()) is not None:
+                raise ValueError(f"{bad} is not what was written")
+        yield torch.load(path, weights_only=True)
+    except DataError:
+        raise
+    except Exception as error:  # zip, pickle and torch each have errors of their own
+        raise DataError(
+            f"{path} is damaged ({first_line(error)}), so this training cannot go on from it. Delete that file and run the "
+            f"same command again: {otherwise}."
+        ) from error
 
 
 def rate(at: int, *, steps: int, warmup: float, least: float = 0.0) -> float:

@@ -32,7 +32,7 @@ class RecordedDistributions:
         self.tokens: list[int] = record.answer.tolist()
         self.ends = frozenset(terms.ends)
         is_ended = self.tokens[-1] in self.ends
-        self.num_places = terms.num_places(len(record.prompt)) if is_ended else len(self.tokens) - 1
+        self.num_places = (terms.max_tokens if is_ended else len(self.tokens)) - 1
         self.is_greedy = sampling.is_greedy
         self._prompt: list[int] = record.prompt.tolist()
         self._pair, self._sampling = pair, sampling
