@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from specdecpp.bench.contest import head_notes, head_of
+from specdecpp.bench.contest import head_notes
 from specdecpp.bench.contestants import ALONE, Contender
 from specdecpp.bench.results import Machine, Results, Role, Row, head_about, provenance_of
 from specdecpp.bench.rows import Entry, Tally, rows_of
@@ -20,7 +20,7 @@ from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import REFERENCE, short_name
 from specdecpp.policies import Fixed, Policy
-from specdecpp.policies.head import costs_for
+from specdecpp.policies.head import costs_for, heads
 from specdecpp.policy_spec import label_of, spec_of
 from specdecpp.replay.replay import replay
 from specdecpp.replay.replayed import Replayed
@@ -58,7 +58,8 @@ class Recording:
 
     def name_of(self, policy: Policy) -> str:
         """A policy as a table shows it, with the name of its head where there are several."""
-        named = [name for name, head in self.heads.items() if len(self.heads) > 1 and head_of(policy) is head]
+        asked = heads(policy)[:1] if len(self.heads) > 1 else []
+        named = [name for name, head in self.heads.items() if head in asked]
         return " ".join([label_of(policy), *named])
 
 
@@ -129,7 +130,7 @@ class Stage:
         """A policy on the test answers of a data set, or for None on all that choose settings."""
         costs, found = costs_for(policy, machine.costs), self._played.get((dataset, policy))
         if found is not None and (not found.is_priced or found.costs == costs):
-            return found if found.costs == costs else found.at(costs)
+            return found if found.is_priced else found.at(costs)
         found = replay(self._sides[dataset], policy, costs, **self._options)
         self._played[dataset, policy] = found
         return found
@@ -144,8 +145,7 @@ class Stage:
         ]
         if any(policy.max_tokens > longest for rule in self.asked for policy in rule.settings):
             notes.append(f"The recorded branches have {longest} tokens, and so no step has more draft tokens than that.")
-        policies = {policy for rule in self.rules for policy in rule.settings}
-        return notes + head_notes(policies, temperatures=[self.recording.temperature])
+        return notes + head_notes(self.rules, temperatures=[self.recording.temperature])
 
     @property
     def _options(self) -> dict[str, int]:
@@ -153,7 +153,7 @@ class Stage:
 
     def entry(self, dataset: str, role: Role, policy: Policy, chosen: bool, machine: Machine) -> Entry:
         """A policy on the test answers of a data set, ready for `rows.rows_of`."""
-        head_s = machine.costs.head_s if head_of(policy) is not None else 0.0
+        head_s = machine.costs.head_s if heads(policy) else 0.0
         tally = tally_of(self.played(dataset, policy, machine), head_s=head_s)
         return self._entry(dataset, role, spec_of(policy), self.recording.name_of(policy), chosen, tally)
 

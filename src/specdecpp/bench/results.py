@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
     from specdecpp.loading.pair import Pair
 
-Role = Literal["target", "fixed", "free", "specdecpp", "cost_aware", "other", "oracle"]
+Role = Literal["target", "fixed", "free", "other", "specdecpp", "cost_aware", "oracle"]
+"""In the order in which tables show them."""
 Interval = tuple[float, float]
 
 

@@ -25,7 +25,7 @@ import typer
 
 from specdecpp import __version__
 from specdecpp.cli import bench, chat, check, demo, distil, generate, report, serve, train
-from specdecpp.cli.common import epilog
+from specdecpp.cli.common import epilog, told
 
 VERBS = {  # in the order of the help page
     "generate": (generate.generate, generate.EXAMPLES),
@@ -51,7 +51,7 @@ app = typer.Typer(
     epilog=epilog(EXAMPLES["specdecpp"]),
 )
 for _name, (_verb, _examples) in VERBS.items():
-    app.command(_name, epilog=epilog(_examples))(_verb)
+    app.command(_name, epilog=epilog(_examples))(told()(_verb))
 
 
 def _show_version(is_asked: bool) -> None:

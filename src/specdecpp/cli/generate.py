@@ -12,6 +12,7 @@ from specdecpp.cli.common import (
     Lossy,
     MaxTokens,
     PairNames,
+    PolicyOption,
     Temperature,
     TopPOfModel,
     Verification,
@@ -22,19 +23,11 @@ from specdecpp.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from specdecpp.decoder import Decoder, Options, Output
-    from specdecpp.loading.pair import Pair
-    from specdecpp.policies import Policy
+    from specdecpp.decoder import Options, Output
 
 EXAMPLES = (
     'specdecpp generate "Why is the sky blue?" --policy fixed:4 --seed 1',
     "echo 'Write a haiku.' | specdecpp generate --temperature 0 --json",
-)
-POLICY_HELP = (
-    "When to stop drafting: fixed:K, none, heuristic, ema, argmax, max-confidence:T, cumulative:T, entropy:T, "
-    "draft-verify:T, adaptive-entropy:T, disco:T, ucb-specstop, cascade, frontier, ema-skip, online-logistic, specdecpp:T, "
-    "cost-aware, auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the "
-    "colon. Without it: cost-aware, by q unless a head is named with --head."
 )
 
 
@@ -42,7 +35,7 @@ POLICY_HELP = (
 def generate(
     names: PairNames,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or none: standard input.")] = None,
-    policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
+    policy: PolicyOption = None,
     verification: Verification = "token",
     lossy: Lossy = False,
     max_tokens: MaxTokens = 256,
@@ -57,13 +50,14 @@ def generate(
     stats: Annotated[bool, typer.Option("--stats", help="Figures on stderr, where a terminal has them anyway.")] = False,
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
-    from specdecpp.policy_spec import as_prompt, parse_policy, spec_of
+    from specdecpp.decoder import Decoder
+    from specdecpp.policy_spec import as_prompt, spec_of
     from specdecpp.report import render
     from specdecpp.sampling import asked
+    from specdecpp.verify import is_lossless, verifications
 
-    spec = None if policy is None else parse_policy(policy)
+    names.check(policy)
     text = _prompt_text(prompt)
-    names.check(spec)
     options: Options = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -73,9 +67,10 @@ def generate(
     }
     asked(options, {})  # a mistake is seen before a model is loaded
     pair = names.load()
-    is_greedy = asked(options, pair.sampling).is_greedy
-    rule = None if spec is None else spec.build(pair.head)
-    decoder = _decoder(pair, rule, verification, is_greedy=is_greedy, lossless=not lossy)
+    kind = verifications()[verification]
+    if asked(options, pair.sampling).is_greedy and is_lossless(kind):
+        kind = verifications()["greedy"]
+    decoder = Decoder(pair, policy=policy, verification=kind, lossless=not lossy)
     show = (lambda step: None) if as_json else (lambda step: write(step.text))
     output = watched(decoder, as_prompt(pair, text, chat=False if raw else None), show, **options)
     if not (as_json or output.text.endswith("\n")):
@@ -101,15 +96,6 @@ def _prompt_text(argument: str | None) -> str:
     if not text:
         raise ValueError("there is no prompt: standard input is empty. Give one as an argument, or pipe it in.")
     return text
-
-
-def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: bool, lossless: bool) -> "Decoder":
-    from specdecpp.decoder import Decoder
-    from specdecpp.verify import is_lossless, verifications
-
-    if is_greedy and is_lossless(verifications()[kind]):
-        kind = "greedy"
-    return Decoder(pair, policy=policy, verification=verifications()[kind], lossless=lossless)
 
 
 def _to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any]:
