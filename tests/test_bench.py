@@ -216,8 +216,8 @@ def test_top_p_is_that_of_every_answer(pair: Pair, recorder: type[Recorder]):
     bench = race(pair, [fixed_rule(quick=True)], top_p=0.9)
     bench.run()
     assert {options["sampling"].top_p for *_, options in recorder.asked} == {0.9}
-    assert ", top_p 0.9;" in conditions(bench)[0]
-    assert "top_p" not in conditions(race(pair, []))[0]
+    assert ", top_p 0.9;" in conditions(bench, [])[1]
+    assert "top_p" not in conditions(race(pair, []), [])[1]
 
 
 # The field

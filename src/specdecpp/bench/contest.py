@@ -232,15 +232,15 @@ class Contest:
 def results_of(contest: Contest, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
     """The rows with where they come from; `notes` stand after those about the conditions."""
     plan = contest.plan
-    is_partial = sum(len(heat.turns) for heat in heats) < len(plan.temperatures) * len(contest.test) * plan.num_cycles
+    num_turns = len(plan.temperatures) * len(contest.test) * plan.num_cycles
     data = {q.dataset: {"num_dev": len(q.dev), "num_test": len(q.test)} for q in contest.sets}
     return Results(
         kind="bench",
         provenance=provenance_of(contest.pair, seed=plan.seed, data=data, plan=asdict(plan)),
         costs=Machine(name="measured", costs=contest.costs).to_dict(),
         rows=rows_of(list(_entries(contest, heats)), seed=plan.seed),
-        notes=(*([interrupted(contest, heats)] if is_partial else []), *conditions(contest), *notes),
-        is_partial=is_partial,
+        notes=(*conditions(contest, heats), *notes),
+        is_partial=sum(len(heat.turns) for heat in heats) < num_turns,
     )
 
 
@@ -265,25 +265,20 @@ def _entries(contest: Contest, heats: Sequence[Heat]) -> Iterator[Entry]:
             start = end
 
 
-def interrupted(contest: Contest, heats: Sequence[Heat]) -> str:
-    """A sentence on how far a contest came."""
-    of = len(contest.test) * contest.plan.num_cycles
+def conditions(contest: Contest, heats: Sequence[Heat]) -> list[str]:
+    """Notes for a reader of the table; the first says how far an interrupted contest came."""
+    plan, notes = contest.plan, []
+    num = len(contest.test) * plan.num_cycles
     done = {heat.temperature: len(heat.turns) for heat in heats}
-    whole = ", ".join(f"{done.get(t, 0)} of {of} at temperature {t:g}" for t in contest.plan.temperatures)
-    return (
-        f"Interrupted: of the turns of all rules ({len(contest.test)} prompts x {contest.plan.num_cycles}) these are whole: "
-        f"{whole}."
-    )
-
-
-def conditions(contest: Contest) -> list[str]:
-    """Notes for a reader of the table."""
-    plan = contest.plan
-    notes = [
+    if sum(done.values()) < num * len(plan.temperatures):
+        whole = ", ".join(f"{done.get(t, 0)} of {num} at temperature {t:g}" for t in plan.temperatures)
+        turns = f"the turns of all rules ({len(contest.test)} prompts x {plan.num_cycles})"
+        notes.append(f"Interrupted: of {turns} these are whole: {whole}.")
+    notes.append(
         f"{len(contest.test)} prompts x {plan.num_cycles}, up to {plan.max_tokens} tokens"
         f"{f', top_p {plan.top_p:g}' if plan.top_p < 1 else ''}; settings were chosen on {len(contest.dev)} "
         "other prompts, once for all data sets; gains are over the best fixed K under token verification."
-    ]
+    )
     if len(contest.test) < MIN_PROMPTS:
         notes.append(f"There are no intervals: fewer than {MIN_PROMPTS} prompts say nothing about their spread.")
     return notes + head_notes(contest.rules, temperatures=plan.temperatures)
@@ -291,10 +286,10 @@ def conditions(contest: Contest) -> list[str]:
 
 def head_notes(rules: Iterable[Contender], *, temperatures: Sequence[float]) -> list[str]:
     """Heads that were asked at temperatures which they were not made for."""
-    notes: set[str] = set()
-    for head in (head for rule in rules for policy in rule.settings for head in heads(policy)):
-        made_for = (head.card.sampling or {}).get("temperature")
-        other = [f"{t:g}" for t in temperatures if made_for is not None and t != made_for]
-        if other:
-            notes.add(f"The head was made for temperature {made_for:g}, and was also asked at {', '.join(other)}.")
-    return sorted(notes)
+    asked = {head for rule in rules for policy in rule.settings for head in heads(policy)}
+    made_for = {(head.card.sampling or {}).get("temperature") for head in asked} - {None}
+    return [
+        f"The head was made for temperature {t:g}, and was also asked at {', '.join(other)}."
+        for t in sorted(made_for)
+        if (other := [f"{other:g}" for other in temperatures if other != t])
+    ]

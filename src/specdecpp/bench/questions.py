@@ -4,7 +4,7 @@ A prompt's side is decided by its hash, as in `training.prompts`, so that it dep
 how many are asked for; the first of each side, in an order that also comes from hashes, take part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -65,18 +65,16 @@ def read(files: Sequence[str], prompts: Sequence[str]) -> list[Questions]:
 
 def encoded(pair: Pair, texts: Questions, *, num_dev: int, num_test: int) -> Questions:
     """The first prompts of both sides that leave room for an answer, as ids. Raises `DataError` where none can be measured."""
-    dev, test = (tuple(islice(_ids(pair, side), num)) for side, num in ((texts.dev, num_dev), (texts.test, num_test)))
-    if not test:
+    room = min((n for n in (pair.target.max_length, pair.draft.max_length) if n is not None), default=2**31)
+
+    def first(num: int, side: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        ids = (tuple(encode(pair, as_prompt(pair, text))) for text in side)
+        return tuple(islice((of for of in ids if 0 < len(of) < room), num))
+
+    found = Questions(dataset=texts.dataset, dev=first(num_dev, texts.dev), test=first(num_test, texts.test))
+    if not found.test:
         raise DataError(
             f"{texts.dataset} has no prompts to measure that leave room for an answer ({len(texts.test)} may be measured). "
             "Give a file with more prompts, or with shorter ones."
         )
-    return Questions(dataset=texts.dataset, dev=dev, test=test)
-
-
-def _ids(pair: Pair, texts: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """User messages as ids; those that leave no room for an answer are left out."""
-    room = min((n for n in (pair.target.max_length, pair.draft.max_length) if n is not None), default=2**31)
-    for text in texts:
-        if 0 < len(ids := tuple(encode(pair, as_prompt(pair, text)))) < room:
-            yield ids
+    return found

@@ -167,21 +167,15 @@ def writable(path: Path | str) -> Path:
 
 def provenance_of(pair: "Pair | None" = None, *, seed: int, **more: Any) -> dict[str, Any]:
     """Where results come from: the command, versions, the machine, the pair; `more` as it is (data, plan, ...)."""
-    from importlib.metadata import version
-
     import torch
 
-    import specdecpp
-    from specdecpp.training.collect import git_sha
+    from specdecpp.training.collect import git_sha, versions
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     about = {
         "command": command(sys.argv),
-        "specdecpp": specdecpp.__version__,
         "git": git_sha(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "transformers": version("transformers"),
+        **versions("torch", "transformers"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores" + (f", {gpu}" if gpu else ""),
         "threads": torch.get_num_threads(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -200,8 +194,7 @@ def command(arguments: Sequence[str]) -> str:
 
 def head_about(head: "AcceptanceHead") -> dict[str, Any]:
     """A head in short."""
-    card = head.card
-    return {"form": card.form, "is_calibrated": card.is_calibrated, "sampling": card.sampling, "stopping": dict(card.stopping)}
+    return {name: getattr(head.card, name) for name in ("form", "is_calibrated", "sampling", "stopping")}
 
 
 def _about(pair: "Pair") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ from specdecpp.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from specdecpp.decoder import Options, Output
+    from specdecpp.decoder import Options
 
 EXAMPLES = (
     'specdecpp generate "Why is the sky blue?" --policy fixed:4 --seed 1',
@@ -77,7 +77,11 @@ def generate(
         write("\n")
     name = spec_of(decoder.policy)
     if as_json:
-        print_json(_to_dict(output, policy=name, seed=seed))
+        keys = ("num_drafted", "num_accepted", "stop_reason")
+        found = {"text": output.text, "tokens": list(output.tokens), "finish_reason": output.finish_reason}
+        found |= {"metrics": output.metrics.to_dict(), "policy": name, "lossless": output.lossless, "seed": seed}
+        found |= {"steps": [{key: getattr(r, key) for key in keys} for r in output.steps]}
+        print_json(found | {"sampling": asdict(output.sampling)})
     err = render.console(stderr=True)
     if stats or (err.is_terminal and not as_json):
         err.print(render.stats(output.metrics, policy=name, seed=seed, finish_reason=output.finish_reason))
@@ -96,19 +100,3 @@ def _prompt_text(argument: str | None) -> str:
     if not text:
         raise ValueError("there is no prompt: standard input is empty. Give one as an argument, or pipe it in.")
     return text
-
-
-def _to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any]:
-    """An answer as JSON; with a seed, it holds what is needed to get it again."""
-    keys = ("num_drafted", "num_accepted", "stop_reason")
-    return {
-        "text": output.text,
-        "tokens": list(output.tokens),
-        "finish_reason": output.finish_reason,
-        "metrics": output.metrics.to_dict(),
-        "steps": [{key: getattr(r, key) for key in keys} for r in output.steps],
-        "policy": policy,
-        "sampling": asdict(output.sampling),
-        "lossless": output.lossless,
-        "seed": seed,
-    }
