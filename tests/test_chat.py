@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import call, refused
+from command_line import call, named, refused
 
 from specdecpp.cli.chat import HELP, recalled
 from specdecpp.decoder import Decoder
@@ -34,8 +34,7 @@ def pair(folder: Path) -> Pair:
 
 
 def options(folder: Path, *more: str) -> list[str]:
-    names = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
-    return ["chat", *names, "--temperature", "0", "--policy", "fixed:2", *more]
+    return ["chat", *named(folder), "--temperature", "0", "--policy", "fixed:2", *more]
 
 
 def talk(folder: Path, text: str, *more: str) -> Any:

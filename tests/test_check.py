@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from command_line import call
+from command_line import call, named, save_head
 from interrupted import interrupted
 
 from specdecpp import Decoder
@@ -20,7 +19,7 @@ from specdecpp.bench.check import Check, Option, Trial
 from specdecpp.bench.questions import BUILT_IN, Questions, encoded
 from specdecpp.bench.turns import LENGTHS, Sums
 from specdecpp.errors import DataError
-from specdecpp.head import AcceptanceHead, Calibration, HeadCard
+from specdecpp.head import Calibration
 from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.policies import CostAware, Costs, Fixed
 from specdecpp.replay.intervals import of_few, resampled
@@ -49,9 +48,7 @@ def short_answers(one_thread: None) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
     """A tiny pair with a calibrated head, and `bad`: a draft that is larger than the target and knows nothing of it."""
-    torch.manual_seed(0)
-    card = HeadCard(hidden_size=32, num_layers=1, calibration=Calibration(num_labels=9))
-    AcceptanceHead(card).save_pretrained(folder / "head")
+    save_head(folder, calibration=Calibration(num_labels=9))
     tiny_model("llama", seed=9, layers=8, hidden_size=64).save_pretrained(folder / "bad")
     tiny_tokenizer().save_pretrained(folder / "bad")
     for name in ("target", "draft"):  # room for answers that do not end while a test looks
@@ -122,8 +119,9 @@ def test_json_is_one_line_with_everything(folder: Path, tmp_path: Path):
     that does not arrive: the built-in prompts are seven."""
     path = tmp_path / "asked.jsonl"
     path.write_text("".join(json.dumps({"q": f"what is {i}"}) + "\n" for i in range(40)), encoding="utf-8")
-    names = ["--target", folder / "target", "--draft", folder / "draft", "--head", folder / "head"]
-    result = call("check", *names, *SHORT, "--num", 4, "--prompts", path, "--prompt", "field:q", "--json")
+    result = call(
+        "check", *named(folder, has_head=True), *SHORT, "--num", 4, "--prompts", path, "--prompt", "field:q", "--json"
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout.count("\n") == 1
     assert "NaN" not in result.stdout
@@ -199,8 +197,7 @@ def test_nothing_is_known_before_a_length_was_timed():
 
 def endless(folder: Path) -> list[str]:
     """A check that does not end by itself: two prompts give no interval, and answers are long."""
-    names = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
-    return ["check", *names, "--num", "2", "--minutes", "5"]
+    return ["check", *named(folder), "--num", "2", "--minutes", "5"]
 
 
 def test_an_interrupt_on_a_terminal_leaves_the_verdict(folder: Path, tmp_path: Path):

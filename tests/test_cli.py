@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from command_line import call, refused
+from command_line import call, named, refused, save_head
 
 import specdecpp
 from specdecpp import cache_dir, cli
@@ -28,20 +27,19 @@ def folder(folder: Path) -> Path:
     save_tiny_pair(folder / "other", vocab_size=48)
     weights = shutil.copytree(folder / "draft", folder / "damaged") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    torch.manual_seed(0)
-    AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, stopping={"threshold": 0.6})).save_pretrained(folder / "head")
+    save_head(folder, stopping={"threshold": 0.6})
     AcceptanceHead(HeadCard(hidden_size=48, num_layers=1)).save_pretrained(folder / "wide")
     return folder
 
 
 @pytest.fixture(scope="module")
 def names(folder: Path) -> list[str]:
-    return ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+    return named(folder)
 
 
 @pytest.fixture(scope="module")
-def pair(names: list[str], folder: Path) -> list[str]:
-    return [*names, "--head", str(folder / "head")]
+def pair(folder: Path) -> list[str]:
+    return named(folder, has_head=True)
 
 
 def answer(*arguments: str, stdin: str | None = None) -> dict:

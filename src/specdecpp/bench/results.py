@@ -78,12 +78,8 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One setting of one rule on one set of prompts.
-
-    `gain_over_best_fixed` is a fraction, against the chosen fixed K under token verification (at temperature 0, greedy);
-    `share_of_headroom` is (own - best fixed)/(oracle - best fixed) in tokens/s, None where no oracle was run.
-    """
+class Setting:
+    """One setting of one rule on one set of prompts."""
 
     dataset: str
     temperature: float
@@ -92,7 +88,17 @@ class Row:
     policy: str
     label: str
     chosen: bool
-    """Tell whether this is the setting of its rule that the development split chose, or the only one."""
+    """True for the setting of its rule that the development split chose, or the only one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Setting):
+    """Figures of one setting.
+
+    `gain_over_best_fixed` is a fraction, against the chosen fixed K under token verification (at temperature 0, greedy);
+    `share_of_headroom` is (own - best fixed)/(oracle - best fixed) in tokens/s, None where no oracle was run.
+    """
+
     tokens_per_second: float
     speedup: float
     speedup_interval: Interval | None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from specdecpp.bench.results import Interval, Role, Row
+from specdecpp.bench.results import Interval, Row, Setting
 from specdecpp.decoder import Output
 from specdecpp.metrics import Metrics
 from specdecpp.replay.intervals import ratio_of_ratios
@@ -49,16 +49,9 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One setting on one data set; all but `tally` as the file has it."""
+class Entry(Setting):
+    """One setting and what was measured."""
 
-    dataset: str
-    temperature: float
-    verification: str
-    role: Role
-    policy: str
-    label: str
-    chosen: bool
     tally: Tally
 
 
