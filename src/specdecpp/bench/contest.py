@@ -287,7 +287,7 @@ def conditions(contest: Contest, heats: Sequence[Heat]) -> list[str]:
 def head_notes(rules: Iterable[Contender], *, temperatures: Sequence[float]) -> list[str]:
     """Heads that were asked at temperatures which they were not made for."""
     asked = {head for rule in rules for policy in rule.settings for head in heads(policy)}
-    made_for = {(head.card.sampling or {}).get("temperature") for head in asked} - {None}
+    made_for: set[Any] = {(head.card.sampling or {}).get("temperature") for head in asked} - {None}
     return [
         f"The head was made for temperature {t:g}, and was also asked at {', '.join(other)}."
         for t in sorted(made_for)

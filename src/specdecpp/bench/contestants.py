@@ -82,19 +82,6 @@ def field_for(
     named = tuple(dict.fromkeys(policy for policy in policies if policy != TARGET))
     given = tuple(policy for policy in named if isinstance(policy, Fixed))
     fixed = Contender(role="fixed", settings=given) if given else fixed_rule(quick=quick)
-    return (fixed, *(Contender(role=role_of(p), settings=(p,)) for p in named if not isinstance(p, Fixed)))
-
-
-def role_of(policy: Policy) -> Role:
-    """The role of a policy in a comparison."""
-    match policy:
-        case Fixed(k=0):
-            return "target"
-        case Fixed():
-            return "fixed"
-        case SpecDecPP():
-            return "specdecpp"
-        case CostAware():
-            return "cost_aware"
-    is_free = any(type(policy) is kind for kind, _, _ in KINDS.values()) and not takes_head(type(policy))
-    return "free" if is_free else "other"
+    roles: dict[type[Policy], Role] = {type(policy): rule.role for rule in default_field(heads) for policy in rule.settings}
+    others = (Contender(role=roles.get(type(p), "other"), settings=(p,)) for p in named if not isinstance(p, Fixed))
+    return (fixed, *others)

@@ -8,7 +8,6 @@ the same coins. The oracles say what could be had: with hindsight, with a perfec
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -30,12 +29,7 @@ from specdecpp.training.evaluate import labels_for
 from specdecpp.training.traces import Terms, trace
 
 Oracle = Callable[..., Replayed]
-
-
-@cache
-def oracles_known() -> Mapping[str, tuple[str, Oracle]]:
-    """Label and function of each oracle that the entry point `specdecpp.oracles` names: those of the lab."""
-    return {key: of for point in entry_points(group="specdecpp.oracles") for key, of in point.load().items()}
+"""What the entry point `specdecpp.oracles` names, by label: those of the lab."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +153,9 @@ class Stage:
 
     def oracles(self, dataset: str, machine: Machine) -> list[Entry]:
         """Those that the recording knows enough for; without the target's view of the branches it is hindsight alone."""
-        traces, known = self._sides[dataset], oracles_known()
+        traces, known = self._sides[dataset], dict[str, tuple[str, Oracle]]()
+        for point in entry_points(group="specdecpp.oracles"):
+            known |= point.load()
         if any(t.truth is None for t in traces):
             known = {key: of for key, of in known.items() if key == "hindsight"}
         tallies = {key: tally_of(oracle(traces, machine.costs, **self._options)) for key, (_, oracle) in known.items()}

@@ -131,11 +131,7 @@ class Results:
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
-        path = writable(path)
-        try:
-            cache_dir.write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise DataError(f"the results cannot be written to {path} ({error.strerror}). Name another file.") from error
+        write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path | str) -> "Results":
@@ -169,6 +165,15 @@ def writable(path: Path | str) -> Path:
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise DataError(f"{path} {'is a folder' if path.is_dir() else 'lies in a folder without write access'}. Name a file.")
     return path
+
+
+def write(path: Path | str, text: str) -> None:
+    """Write a text whole or not at all. Raises `DataError` where that cannot be done."""
+    path = writable(path)
+    try:
+        cache_dir.write(path, text)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error.strerror}). Name another file.") from error
 
 
 def provenance_of(pair: "Pair | None" = None, *, seed: int, **more: Any) -> dict[str, Any]:

@@ -35,14 +35,15 @@ def report(
     if not (html or svg):
         show(found)
         return
+    from specdecpp.bench.results import write
     from specdecpp.report import pictures
 
     drawn = pictures.gallery(found)
     if svg:
         for picture in chain(*drawn):
-            _write(svg / f"{picture.name}.svg", picture.svg)
+            write(svg / f"{picture.name}.svg", picture.svg)
     if html:
-        _write(html, pictures.page(found, drawn))
+        write(html, pictures.page(found, drawn))
     for path in filter(None, (html, svg)):
         print(f"wrote {path}", file=sys.stderr)
 
@@ -53,14 +54,3 @@ def show(boards: "Sequence[Board]") -> None:
 
     out = render.console()
     out.print(tables.terminal(boards), width=render.width_of(out))
-
-
-def _write(path: Path, text: str) -> None:
-    """Raises `DataError` where that cannot be done."""
-    from specdecpp.bench.results import writable
-    from specdecpp.errors import DataError
-
-    try:
-        writable(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror}). Name another file.") from error
