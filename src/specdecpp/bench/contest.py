@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from specdecpp.bench.contestants import ALONE, TARGET, Contender
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Machine, Results, provenance_of
-from specdecpp.bench.rows import MIN_PROMPTS, Entry, Tally, rows_of
+from specdecpp.bench.rows import MIN_PROMPTS, Entry, rows_of
 from specdecpp.decoder import Decoder, Output
 from specdecpp.loading.pair import Pair
+from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policy_spec import label_of, spec_of
@@ -195,7 +196,7 @@ class Contest:
         tried = [contestant for contestant in settings if len(contestant.rule.settings) > 1]
         heat = Heat(temperature=temperature, contestants=tried, prompts=self.dev)
         self._time(heat, num_cycles=1, tick=tick)
-        speed = {contestant: Tally.of(of).tokens_per_second for contestant, of in heat.answers.items()}
+        speed = {contestant: sum(pooled(of), Metrics()).tokens_per_second for contestant, of in heat.answers.items()}
         of_rules = [[contestant for contestant in settings if contestant.rule is rule] for rule in self.rules]
         return [max(of, key=lambda contestant: speed.get(contestant, 0.0)) for of in of_rules]
 
@@ -229,6 +230,11 @@ class Contest:
         )
 
 
+def pooled(answers: Sequence[Sequence[Output]]) -> list[Metrics]:
+    """Metrics of each prompt, all its answers together."""
+    return [sum((answer.metrics for answer in of), Metrics()) for of in answers]
+
+
 def results_of(contest: Contest, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
     """The rows with where they come from; `notes` stand after those about the conditions."""
     plan = contest.plan
@@ -260,7 +266,7 @@ def _entries(contest: Contest, heats: Sequence[Heat]) -> Iterator[Entry]:
                         policy=spec_of(contestant.policy),
                         label=label_of(contestant.policy),
                         chosen=True,
-                        tally=Tally.of(own),
+                        prompts=pooled(own),
                     )
             start = end
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from specdecpp.bench.contest import head_notes
 from specdecpp.bench.contestants import ALONE, Contender
 from specdecpp.bench.results import Machine, Results, Role, Row, head_about, provenance_of
-from specdecpp.bench.rows import Entry, Tally, rows_of
+from specdecpp.bench.rows import Entry, rows_of
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import REFERENCE, short_name
+from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed, Policy
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policy_spec import label_of, spec_of
@@ -148,8 +149,8 @@ class Stage:
     def entry(self, dataset: str, role: Role, policy: Policy, chosen: bool, machine: Machine) -> Entry:
         """A policy on the test answers of a data set, ready for `rows.rows_of`."""
         head_s = machine.costs.head_s if heads(policy) else 0.0
-        tally = tally_of(self.played(dataset, policy, machine), head_s=head_s)
-        return self._entry(dataset, role, spec_of(policy), self.recording.name_of(policy), chosen, tally)
+        found = metrics_of(self.played(dataset, policy, machine), head_s=head_s)
+        return self._entry(dataset, role, spec_of(policy), self.recording.name_of(policy), chosen, found)
 
     def oracles(self, dataset: str, machine: Machine) -> list[Entry]:
         """Those that the recording knows enough for; without the target's view of the branches it is hindsight alone."""
@@ -158,10 +159,10 @@ class Stage:
             known |= point.load()
         if any(t.truth is None for t in traces):
             known = {key: of for key, of in known.items() if key == "hindsight"}
-        tallies = {key: tally_of(oracle(traces, machine.costs, **self._options)) for key, (_, oracle) in known.items()}
-        return [self._entry(dataset, "oracle", key, known[key][0], False, tally) for key, tally in tallies.items()]
+        found = {key: metrics_of(oracle(traces, machine.costs, **self._options)) for key, (_, oracle) in known.items()}
+        return [self._entry(dataset, "oracle", key, known[key][0], False, prompts) for key, prompts in found.items()]
 
-    def _entry(self, dataset: str, role: Role, policy: str, label: str, chosen: bool, tally: Tally) -> Entry:
+    def _entry(self, dataset: str, role: Role, policy: str, label: str, chosen: bool, prompts: list[Metrics]) -> Entry:
         temperature = self.recording.temperature
         return Entry(
             dataset=dataset,
@@ -171,24 +172,26 @@ class Stage:
             policy=policy,
             label=label,
             chosen=chosen,
-            tally=tally,
+            prompts=prompts,
+            repeats=self.repeats,
         )
 
 
-def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
-    """A replay as sums over prompts, for one run of each; of what drafting costs, `head_s` a draft token is the head's."""
-    num = played.repeats
-    seconds = float(played.seconds.sum())
-    num_drafted = int(played.drafted.sum() + played.dropped.sum())
-    head, draft = num_drafted * head_s / seconds, num_drafted * (played.costs.draft_s - head_s) / seconds
-    return Tally(
-        tokens=played.tokens / num,
-        seconds=played.seconds / num,
-        num_steps=played.num_passes / num,
-        num_drafted=played.num_drafted / num,
-        num_accepted=played.num_accepted / num,
-        time_shares={"draft": draft, "verify": 1 - draft - head, "head": head, "other": 0.0},
-    )
+def metrics_of(played: Replayed, *, head_s: float = 0.0) -> list[Metrics]:
+    """Metrics of each answer, all its runs together; of what drafting costs, `head_s` a draft token is the head's."""
+    num = played.drafted + played.dropped
+    head, draft = num * head_s, num * (played.costs.draft_s - head_s)
+    columns = {
+        "num_tokens": played.tokens,
+        "num_spec_steps": played.passes,
+        "num_draft_tokens": played.drafted,
+        "num_accepted_draft_tokens": played.accepted,
+        "draft_s": draft,
+        "head_s": head,
+        "verify_s": played.seconds - draft - head,
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [Metrics(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def results_of(stage: Stage, machine: Machine, *, labels: Path | str) -> Results:
