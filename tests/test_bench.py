@@ -11,9 +11,7 @@ import pytest
 import torch
 from command_line import call, named, save_head
 from interrupted import interrupted
-from typer.testing import Result
 
-from specdecpp import verify as verification
 from specdecpp.backends import LeanModel
 from specdecpp.bench import contest, lossless, questions
 from specdecpp.bench.contest import BenchPlan, Contest, Heat, conditions, in_turn, interleaved, results_of
@@ -29,10 +27,10 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policy_spec import KINDS, parse_policy
 from specdecpp.testing import tiny_draft, tiny_model
+from specdecpp.verify import Verdict
 
 Made = tuple[Contest, list[Heat], Results]
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
-SHORT = ("--max-tokens", "8", "--num", "2", "--cycles", "1")
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +76,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     return Recorder
 
 
-def race(pair: Any, rules: Sequence[Contender], **plan: Any) -> Contest:
-    """Two data sets of two development and three test prompts: ids below 10 choose settings, those above are measured."""
-    sets = [
-        Questions(dataset="a", dev=((1,), (2,)), test=((11,), (12,), (13,))),
-        Questions(dataset="b", dev=((3,), (4,)), test=((14,), (15,), (16,))),
-    ]
+SETS = [
+    Questions(dataset="a", dev=((1,), (2,)), test=((11,), (12,), (13,))),
+    Questions(dataset="b", dev=((3,), (4,)), test=((14,), (15,), (16,))),
+]
+"""Ids below 10 choose settings, those above are measured."""
+
+
+def race(pair: Any, rules: Sequence[Contender], sets: Sequence[Questions] = SETS, **plan: Any) -> Contest:
     plan = {"temperatures": (1.0,), "verifications": ("token",), "max_tokens": 16} | plan
     return Contest(pair=pair, rules=rules, sets=sets, plan=BenchPlan(**plan), costs=COSTS)
 
@@ -308,13 +308,9 @@ def made(pair: Pair) -> Made:
         Contender(role="free", settings=(CumulativeConfidence(threshold=0.1),)),
         *default_field([pair.head] if pair.head else [], quick=True)[-3:],
     ]
-    bench = Contest(
-        pair=pair,
-        rules=rules,
-        sets=[Questions(dataset="toy", dev=(ids[0],), test=tuple(ids[1:]))],
-        plan=BenchPlan(max_tokens=24, num_cycles=2),
-        costs=COSTS,
-    )
+    sets = [Questions(dataset="toy", dev=(ids[0],), test=tuple(ids[1:]))]
+    kinds = {"temperatures": (0.0, 1.0), "verifications": ("token", "block")}
+    bench = race(pair, rules, sets, max_tokens=24, num_cycles=2, **kinds)
     heats = bench.run()
     return bench, heats, results_of(bench, heats, notes=("a last word",))
 
@@ -420,24 +416,17 @@ def test_real_decoding_is_found_lossless(made: Made):
     assert "one run of 1,000" in said[1]
 
 
-def broken_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verification, "token_acceptance", lambda p, q, tokens: torch.ones(len(tokens)))
+def trusting(self: Any, p: Any, q: Any, tokens: Any, coins: Any) -> Verdict:
+    return Verdict(num_accepted=len(tokens), next_token=int(p[len(tokens)].argmax()))
 
 
-def broken_block(patch: pytest.MonkeyPatch) -> None:
-    carry = lambda tokens: torch.ones(len(tokens) + 1)  # noqa: E731
-    patch.setattr(verification, "block_acceptance", lambda p, q, tokens: (torch.ones(len(tokens)), carry(tokens)))
-
-
-def broken_residual(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verification, "residual", lambda p, q, carry=1.0: p)
-
-
-def broken_greedy(patch: pytest.MonkeyPatch) -> None:
-    def trusting(self: Any, p: Any, q: Any, tokens: Any, coins: Any) -> verification.Verdict:
-        return verification.Verdict(num_accepted=len(tokens), next_token=int(p[len(tokens)].argmax()))
-
-    patch.setattr(verification.GreedyVerification, "__call__", trusting)
+FAULTS = {
+    "token_acceptance": lambda p, q, tokens: torch.ones(len(tokens)),
+    "block_acceptance": lambda p, q, tokens: (torch.ones(len(tokens)), torch.ones(len(tokens) + 1)),
+    "residual": lambda p, q, carry=1.0: p,
+    "GreedyVerification.__call__": trusting,
+}
+"""Wrong functions of `specdecpp.verify`: draft tokens accepted unseen, a residual that forgot what it rejected."""
 
 
 @pytest.fixture(scope="module")
@@ -448,31 +437,19 @@ def loose(pair: Pair) -> Pair:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "max_tokens"),
-    [(broken_token, "token", 60), (broken_block, "block", 60), (broken_residual, "token", 200), (broken_greedy, "greedy", 30)],
+    ("fault", "kind", "max_tokens"), [*zip(FAULTS, ("token", "block", "token", "greedy"), (60, 60, 200, 30), strict=True)]
 )
-def test_a_broken_verification_is_caught(
-    loose: Pair, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None], kind: str, max_tokens: int
-):
-    """Catches a check that passes whatever it is shown: draft tokens accepted unseen, a residual that forgot what it
-    rejected."""
-    fault(monkeypatch)
+def test_a_broken_verification_is_caught(loose: Pair, monkeypatch: pytest.MonkeyPatch, fault: str, kind: str, max_tokens: int):
+    """Catches a check that passes whatever it is shown."""
+    monkeypatch.setattr(f"specdecpp.verify.{fault}", FAULTS[fault])
     ids = [tuple(loose.tokenizer(text).input_ids) for text in ("hello you", "a test", "one two", "what is it")]
-    greedy = kind == "greedy"
-    bench = Contest(
-        pair=loose,
-        rules=[Contender(role="fixed", settings=(Fixed(k=4),))],
-        sets=[Questions(dataset="toy", dev=(), test=tuple(ids))],
-        plan=BenchPlan(
-            temperatures=(0.0 if greedy else 1.0,),
-            verifications=("block" if kind == "block" else "token",),
-            max_tokens=max_tokens,
-        ),
-        costs=COSTS,
-    )
+    sets = [Questions(dataset="toy", dev=(), test=tuple(ids))]
+    plan = {"temperatures": (0.0,)} if kind == "greedy" else {"verifications": (kind,)}
+    plan |= {"num_cycles": 2, "max_tokens": max_tokens}
+    bench = race(loose, [Contender(role="fixed", settings=(Fixed(k=4),))], sets, **plan)
     found = lossless.verify(bench, bench.run())
     failed = [f.name for f in found if f.reason]
-    assert failed == [f"fixed K = 4, {kind}, T = {0 if greedy else 1}"]
+    assert failed == [f"fixed K = 4, {kind}, T = {0 if kind == 'greedy' else 1}"]
     assert not lossless.is_kept(found)
     assert lossless.sentences(found)[0].startswith(f"Not the target's distribution: {failed[0]}")
 
@@ -503,20 +480,13 @@ def test_parts_that_are_expected_too_rarely_join_a_neighbour():
 # The verb
 
 
-@pytest.fixture(scope="module")
-def spoken(names: list[str], folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """One bench under --json, with a file. Its rules weigh no costs, so that its draws are the same on every machine."""
-    out = tmp_path_factory.mktemp("out") / "results.json"
-    rules = ["--policy", "fixed:2", "--policy", "specdecpp:0.5"]
-    options = ["--head", str(folder / "head"), *SHORT, *rules]
-    result = call("bench", *names, *options, "--verify-lossless", "--json", "--out", str(out))
+def test_json_is_one_line_and_the_file_holds_the_same(names: list[str], folder: Path, tmp_path: Path):
+    """Catches text that gets into the JSON, a file that differs from it, and an option that does not arrive. The rules weigh no
+    costs, so that draws are the same on every machine."""
+    out = tmp_path / "results.json"
+    options = ["--max-tokens", 8, "--num", 2, "--cycles", 1, "--verify-lossless", "--json", "--out", out]
+    result = call("bench", *names, "--head", folder / "head", *options, "--policy", "fixed:2", "--policy", "specdecpp:0.5")
     assert result.exit_code == 0, result.output
-    return result, out
-
-
-def test_json_is_one_line_and_the_file_holds_the_same(spoken: tuple[Result, Path]):
-    """Catches text that gets into the JSON, a file that differs from it, and an option that does not arrive."""
-    result, out = spoken
     assert result.stdout.count("\n") == 1
     said = json.loads(result.stdout)
     assert said == Results.read(out).to_dict()
@@ -531,7 +501,7 @@ def test_json_is_one_line_and_the_file_holds_the_same(spoken: tuple[Result, Path
 
 def test_a_run_that_is_not_lossless_exits_with_1(names: list[str], monkeypatch: pytest.MonkeyPatch):
     """Catches a failed check that a script takes for success."""
-    broken_greedy(monkeypatch)
+    monkeypatch.setattr("specdecpp.verify.GreedyVerification.__call__", trusting)
     options = ["--temperature", "0", "--policy", "fixed:4", "--verify-lossless", "--max-tokens", "40", "--num", "2"]
     result = call("bench", *names, *options, "--json")
     assert result.exit_code == 1

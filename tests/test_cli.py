@@ -13,7 +13,7 @@ from command_line import call, named, refused, save_head
 
 import specdecpp
 from specdecpp import cache_dir, cli
-from specdecpp.cli import generate
+from specdecpp.cli import common, generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.testing import save_tiny_pair
 
@@ -231,7 +231,7 @@ def test_an_error_of_a_run_is_one_line(pair: list[str], folder: Path, monkeypatc
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate, "watched", interrupted)
+    monkeypatch.setattr(common, "watched", interrupted)
     assert refused("generate", "hello", *pair, code=130) == ""
 
 

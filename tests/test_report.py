@@ -68,8 +68,8 @@ def drawn(*names: str) -> list[list[Picture]]:
     return gallery(boards([FILES[name] for name in names]))
 
 
-def page_of(files: Sequence[Results]) -> "Page":
-    found = boards(files)
+def page_of(file: Results) -> "Page":
+    found = boards([file])
     return Page(pictures.page(found, gallery(found)))
 
 
@@ -282,14 +282,14 @@ def test_the_page_stands_alone_and_has_everything():
 def test_missing_parts_are_left_out(file: Results):
     """Catches a picture or a table that fails for want of an oracle, a best fixed K, gains, or more than one point."""
     assert shown([file])
-    assert page_of([file]).tags["table"]
+    assert page_of(file).tags["table"]
 
 
 def test_names_are_text_in_every_form():
     """Catches markup in a label that becomes markup of the page, of a picture or of a table."""
     rows = tuple(dataclasses.replace(row, label=HARD) for row in only(WHOLE, "target", "free", "fixed").rows if row.chosen)
     file = changed(WHOLE, rows=rows)
-    html = page_of([file])
+    html = page_of(file)
     assert html.texts.count(HARD) >= len(rows)
     assert not {"b", "em"} & set(html.tags)
     assert HARD in shown([file])

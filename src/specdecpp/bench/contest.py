@@ -51,7 +51,9 @@ def interleaved(
         run(turns[0], warm_up)
     for number, turn in enumerate(turns):
         order = in_turn([*runs], number, num_turns=len(turns))
-        for key in random.Random(str(turn)).sample([*runs], len(runs)) if at_random else order:
+        if at_random:
+            order = random.Random(str(turn)).sample([*runs], len(runs))
+        for key in order:
             yield key, turn, runs[key](turn, max_tokens)
 
 

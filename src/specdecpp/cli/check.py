@@ -7,18 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specdecpp.cli.common import (
-    Json,
-    PairNames,
-    PromptKind,
-    Prompts,
-    Quick,
-    TopP,
-    clock,
-    interruptible,
-    print_json,
-    with_pair,
-)
+from specdecpp.cli import common
 
 EXAMPLES = (
     "specdecpp check",
@@ -26,20 +15,20 @@ EXAMPLES = (
 )
 
 
-@with_pair()
+@common.with_pair()
 def check(
-    names: PairNames,
-    prompts: Prompts = None,
-    prompt: PromptKind = None,
+    names: common.PairNames,
+    prompts: common.Prompts = None,
+    prompt: common.PromptKind = None,
     num: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
-    top_p: TopP = 1.0,
-    quick: Quick = False,
+    top_p: common.TopP = 1.0,
+    quick: common.Quick = False,
     minutes: Annotated[
         float | None,
         typer.Option(metavar="N", help="At most N minutes, and as long for figures that are kept.  [default: 1; quick: 1/4]"),
     ] = None,
-    as_json: Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Measure a pair in a minute: is it worth it?
 
@@ -61,22 +50,22 @@ def check(
     texts = questions.read(prompts or (), prompt or ())
     started = perf_counter()
     pair = names.load()
-    print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
+    print(f"loaded in {common.clock(perf_counter() - started)}", file=sys.stderr)
     sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
     try:
-        with interruptible(), render.live("checking") as tell:
-            print(f"checking for at most {clock(trial.seconds)}; Ctrl-C ends it with what is known", file=sys.stderr)
+        with common.interruptible(), render.live("checking") as tell:
+            print(f"checking for at most {common.clock(trial.seconds)}; Ctrl-C ends it with what is known", file=sys.stderr)
             found = checking.check(pair, sets, trial, tell=lambda now: tell(advice.now(now)), may_interrupt=True)
     except KeyboardInterrupt:
         print("interrupted before anything was known of this pair.", file=sys.stderr)
         raise typer.Exit(130) from None
     if as_json:
-        print_json(advice.to_dict(found))
+        common.print_json(advice.to_dict(found))
     else:
         out = render.console()
         out.print(advice.terminal(found), width=render.width_of(out))
     if not found.is_interrupted:
-        with suppress(KeyboardInterrupt), interruptible(), render.live("keeping figures for later") as tell:
+        with suppress(KeyboardInterrupt), common.interruptible(), render.live("keeping figures for later") as tell:
             later = texts if prompts else [questions.PRACTICE]
             asked = [ids for of in later for ids in questions.encoded(pair, of, num_dev=0, num_test=checking.REQUESTS).test]
             checking.keep_figures(pair, asked, trial, tell=tell)

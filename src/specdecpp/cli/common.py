@@ -1,4 +1,4 @@
-"""Shared parts of the verbs: options, errors as one line, loading the pair with a spinner, results on stdout."""
+"""Shared parts of the verbs: options, errors as one line, loading the pair, results on stdout."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
 
@@ -101,8 +101,8 @@ class PairNames:
     head: str | None
     dtype: DType
     device: str | None
-    backend: str | None
-    copies: bool
+    backend: str | tuple[str, ...] | None = None
+    copies: bool = False
 
     def check(self, *policies: str | None) -> None:
         """Refuse, before models are loaded, names that cannot make a pair, and policies that lack their head."""
@@ -133,8 +133,21 @@ class PairNames:
 
         return "reference" if self.head else shipped.usual()
 
-    def load(self) -> "Pair":
-        return load(self.usual, self.draft, self.head, dtype=self.dtype, device=self.device, backend=self.backend)
+    def load(self, *, quiet: bool = False) -> "Pair":
+        """The pair, with the messages of transformers off, and on a terminal a line that says what is being done."""
+        from specdecpp.report import render
+
+        with render.live("loading the pair", every_s=None, quiet=quiet) as tell, _heard(tell):
+            tell("importing")  # torch and transformers, which takes seconds
+            from specdecpp.loading.pair import load_pair
+
+            check_device(self.device)
+            silence(self.target, self.draft)
+            options: Any = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+            pair = load_pair(self.usual, draft=self.draft, head=self.head, **options)
+        if (trouble := cache_dir.trouble()) and not quiet:
+            print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
+        return pair
 
 
 def with_pair(*, copies: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -158,31 +171,6 @@ def with_pair(*, copies: bool = False) -> Callable[[Callable[..., None]], Callab
         return run
 
     return decorate
-
-
-def load(
-    target: str | None,
-    draft: str | None,
-    head: str | None,
-    *,
-    dtype: DType,
-    device: str | None,
-    backend: str | tuple[str, ...] | None = None,
-    quiet: bool = False,
-) -> "Pair":
-    """The pair, with the messages of transformers off, and on a terminal a line that says what is being done."""
-    from specdecpp.report import render
-
-    with render.live("loading the pair", every_s=None, quiet=quiet) as tell, _heard(tell):
-        tell("importing")  # torch and transformers, which takes seconds
-        from specdecpp.loading.pair import load_pair
-
-        check_device(device)
-        silence(target, draft)
-        pair = load_pair(target, draft=draft, head=head, dtype=dtype, device=device, backend=cast(Any, backend))
-    if (trouble := cache_dir.trouble()) and not quiet:
-        print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
-    return pair
 
 
 def check_device(device: str | None) -> None:

@@ -6,18 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specdecpp.cli.common import (
-    Device,
-    Json,
-    PromptKind,
-    Quiet,
-    Seed,
-    check_device,
-    interruptible,
-    print_json,
-    silence,
-    write,
-)
+from specdecpp.cli import common
 
 if TYPE_CHECKING:
     from specdecpp.distillation.network import Shape
@@ -34,7 +23,7 @@ def distil(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, a hub name or a GGUF file.")],
     prompts: Annotated[list[str], typer.Option("--prompts", metavar="FILE", help="Prompts, or a data set. Repeatable.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the draft is made; the same goes on.")],
-    prompt: PromptKind = None,
+    prompt: common.PromptKind = None,
     minutes: Annotated[float | None, typer.Option(metavar="N", help="How long, but for trials and the check.")] = None,
     tokens: Annotated[int | None, typer.Option(metavar="N", help="Or: how much the target writes.")] = None,
     layers: Annotated[
@@ -57,10 +46,10 @@ def distil(
     end: Annotated[bool, typer.Option("--end", help="Train no further: make the draft of what there is.")] = False,
     check: Annotated[bool, typer.Option(help="A check of the pair at the end.")] = True,
     licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,
-    seed: Seed = 0,
-    device: Device = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    seed: common.Seed = 0,
+    device: common.Device = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Make a draft for a model that has none, and tell whether it pays.
 
@@ -93,10 +82,10 @@ def distil(
         licence=licence,
         ends=end,
     )
-    check_device(device)
-    silence(target, start)
+    common.check_device(device)
+    common.silence(target, start)
     say = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
-    with interruptible(), render.live("distilling", every_s=LOG_S, quiet=quiet) as tell:
+    with common.interruptible(), render.live("distilling", every_s=LOG_S, quiet=quiet) as tell:
         try:
             card = run(plan, tell=tell, say=say)
             if check and not end:
@@ -105,9 +94,9 @@ def distil(
             print(f"interrupted. Finished work stays in {out}; run the same command again to go on.", file=sys.stderr)
             raise typer.Exit(130) from None
     if as_json:
-        print_json(card)
+        common.print_json(card)
     else:
-        write("\n".join(finishing.sentences(plan, card)) + "\n")
+        common.write("\n".join(finishing.sentences(plan, card)) + "\n")
 
 
 def _shape(layers: str | None, tokens: int | None) -> "Shape | None":

@@ -7,20 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import (
-    Json,
-    Lossy,
-    MaxTokens,
-    PairNames,
-    PolicyOption,
-    Temperature,
-    TopPOfModel,
-    Verification,
-    print_json,
-    watched,
-    with_pair,
-    write,
-)
+from specdecpp.cli import common
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Options
@@ -31,22 +18,22 @@ EXAMPLES = (
 )
 
 
-@with_pair(copies=True)
+@common.with_pair(copies=True)
 def generate(
-    names: PairNames,
+    names: common.PairNames,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or none: standard input.")] = None,
-    policy: PolicyOption = None,
-    verification: Verification = "token",
-    lossy: Lossy = False,
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = None,
-    top_p: TopPOfModel = None,
+    policy: common.PolicyOption = None,
+    verification: common.Verification = "token",
+    lossy: common.Lossy = False,
+    max_tokens: common.MaxTokens = 256,
+    temperature: common.Temperature = None,
+    top_p: common.TopPOfModel = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Same seed, same answer.")] = None,
     json_schema: Annotated[
         Path | None, typer.Option("--json-schema", metavar="FILE", exists=True, help="Answer with JSON that fits this schema.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Plain text, though there is a chat template.")] = False,
-    as_json: Json = False,
+    as_json: common.Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="Figures on stderr, where a terminal has them anyway.")] = False,
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
@@ -71,17 +58,17 @@ def generate(
     if asked(options, pair.sampling).is_greedy and is_lossless(kind):
         kind = verifications()["greedy"]
     decoder = Decoder(pair, policy=policy, verification=kind, lossless=not lossy)
-    show = (lambda step: None) if as_json else (lambda step: write(step.text))
-    output = watched(decoder, as_prompt(pair, text, chat=False if raw else None), show, **options)
+    show = (lambda step: None) if as_json else (lambda step: common.write(step.text))
+    output = common.watched(decoder, as_prompt(pair, text, chat=False if raw else None), show, **options)
     if not (as_json or output.text.endswith("\n")):
-        write("\n")
+        common.write("\n")
     name = spec_of(decoder.policy)
     if as_json:
         keys = ("num_drafted", "num_accepted", "stop_reason")
         found = {"text": output.text, "tokens": list(output.tokens), "finish_reason": output.finish_reason}
         found |= {"metrics": output.metrics.to_dict(), "policy": name, "lossless": output.lossless, "seed": seed}
         found |= {"steps": [{key: getattr(r, key) for key in keys} for r in output.steps]}
-        print_json(found | {"sampling": asdict(output.sampling)})
+        common.print_json(found | {"sampling": asdict(output.sampling)})
     err = render.console(stderr=True)
     if stats or (err.is_terminal and not as_json):
         err.print(render.stats(output.metrics, policy=name, seed=seed, finish_reason=output.finish_reason))

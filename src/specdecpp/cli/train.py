@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specdecpp.cli.common import BATCHED, Json, Quiet, clock, interruptible, load, print_json, write
+from specdecpp.cli.common import BATCHED, Json, PairNames, Quiet, clock, interruptible, print_json, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,8 +114,7 @@ def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "P
     folders.writable(recipe.labels)
     if threads := shards.about(recipe.labels).get("threads"):
         torch.set_num_threads(threads)  # the number of threads changes the last digits
-    plan = recipe.pair
-    pair = load(plan.target, plan.draft, None, dtype=plan.dtype, device=plan.device, quiet=quiet, backend=BATCHED)
+    pair = _named(recipe, backend=BATCHED).load(quiet=quiet)
     check = partial(pipeline.check_splits, recipe) if is_whole else lambda splits: None
     try:
         with interruptible(), render.live("collecting", quiet=quiet) as say:
@@ -128,6 +127,11 @@ def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "P
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
+
+
+def _named(recipe: "Recipe", **backend: Any) -> PairNames:
+    """The pair of a recipe, without a head."""
+    return PairNames(**vars(recipe.pair) | {"target": recipe.pair.target or "reference", "head": None}, **backend)
 
 
 def _standing(now: "Progress") -> str:
@@ -172,10 +176,9 @@ def calibrated_on_steps(
     from specdecpp.training import shards
     from specdecpp.training.calibrate import calibrate_live
 
-    plan = recipe.pair
     prompts = [record.prompt.tolist() for record in shards.read(recipe.labels, split="dev")]
     prompts = prompts[:: max(1, len(prompts) // LIVE_ROWS)][:LIVE_ROWS]
-    pair = load(plan.target, plan.draft, None, dtype=plan.dtype, device=plan.device, quiet=quiet)
+    pair = _named(recipe).load(quiet=quiet)
     sampling, done = replace(recipe.sampling, temperature=temperature), {}
     for name, head in heads.items():
         done[name] = calibrate_live(head, pair, prompts, sampling=sampling, max_tokens=LIVE_TOKENS)

@@ -140,27 +140,11 @@ class Replayed(Rates):
         return self.histogram @ np.array(each) + self.costs.draft_s * self.dropped + self.costs.switch_s * self.switches
 
     @property
-    def num_tokens(self) -> int:
-        return int(self.tokens.sum())
-
-    @property
-    def num_drafted(self) -> int:
-        return int(self.drafted.sum())
-
-    @property
-    def num_accepted(self) -> int:
-        return int(self.accepted.sum())
-
-    @property
-    def num_passes(self) -> int:
-        return int(self.passes.sum())
-
-    @property
     def discard_rate(self) -> float:
         """R_d: draft tokens that do not end in the output, per token."""
-        return (self.num_drafted - self.num_accepted) / self.num_tokens
+        return float((self.drafted - self.accepted).sum() / self.tokens.sum())
 
     @property
     def verification_rate(self) -> float:
         """R_v: target passes per token."""
-        return self.num_passes / self.num_tokens
+        return float(self.passes.sum() / self.tokens.sum())

@@ -215,8 +215,9 @@ def sources(results: Results) -> list[str]:
     about = results.provenance
     names = ("command", "date", "machine", "threads", "specdecpp", "git", "python", "torch", "transformers", "seed")
     lines = [*results.notes, *(f"{name}: {about[name]}" for name in names if about.get(name) is not None)]
-    models = about.get("pair") or {}
-    return lines + [f"{role}: {models[role]['name']}" for role in ("target", "draft") if role in models]
+    models = about.get("pair")
+    models = {role: models[role] for role in ("target", "draft") if role in models} if isinstance(models, dict) else {}
+    return lines + [f"{role}: {of['name'] if isinstance(of, dict) else of}" for role, of in models.items()]
 
 
 def terminal(boards: Sequence[Board]) -> RenderableType:
