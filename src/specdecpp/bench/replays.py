@@ -30,7 +30,7 @@ from specdecpp.training.evaluate import labels_for
 from specdecpp.training.traces import Terms, trace
 
 Oracle = Callable[..., Replayed]
-"""What the entry point `specdecpp.oracles` names, by label: those of the lab."""
+"""A function that the entry point `specdecpp.oracles` names by its label: those of the lab."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ class Stage:
     def entry(self, dataset: str, role: Role, policy: Policy, chosen: bool, machine: Machine) -> Entry:
         """A policy on the test answers of a data set, ready for `rows.rows_of`."""
         head_s = machine.costs.head_s if heads(policy) else 0.0
-        found = metrics_of(self.played(dataset, policy, machine), head_s=head_s)
+        found = metrics_by_answer(self.played(dataset, policy, machine), head_s=head_s)
         return self._entry(dataset, role, spec_of(policy), self.recording.name_of(policy), chosen, found)
 
     def oracles(self, dataset: str, machine: Machine) -> list[Entry]:
@@ -159,7 +159,7 @@ class Stage:
             known |= point.load()
         if any(t.truth is None for t in traces):
             known = {key: of for key, of in known.items() if key == "hindsight"}
-        found = {key: metrics_of(oracle(traces, machine.costs, **self._options)) for key, (_, oracle) in known.items()}
+        found = {key: metrics_by_answer(oracle(traces, machine.costs, **self._options)) for key, (_, oracle) in known.items()}
         return [self._entry(dataset, "oracle", key, known[key][0], False, prompts) for key, prompts in found.items()]
 
     def _entry(self, dataset: str, role: Role, policy: str, label: str, chosen: bool, prompts: list[Metrics]) -> Entry:
@@ -177,7 +177,7 @@ class Stage:
         )
 
 
-def metrics_of(played: Replayed, *, head_s: float = 0.0) -> list[Metrics]:
+def metrics_by_answer(played: Replayed, *, head_s: float = 0.0) -> list[Metrics]:
     """Metrics of each answer, all its runs together; of what drafting costs, `head_s` a draft token is the head's."""
     num = played.drafted + played.dropped
     head, draft = num * head_s, num * (played.costs.draft_s - head_s)

@@ -22,7 +22,7 @@ class Entry(Setting):
     """One setting and what was measured."""
 
     prompts: Sequence[Metrics]
-    """Of each prompt, all its answers together."""
+    """Metrics of each prompt, all its answers together."""
     repeats: int = 1
     """Answers to each."""
 

@@ -217,5 +217,5 @@ def _read(session: Session, until: float) -> bool:
 
 
 def _seconds(step: Step) -> tuple[float, float]:
-    """Of drafting, and of the pass with everything else."""
+    """Seconds of drafting, and of the pass with everything else."""
     return step.draft_s + step.head_s, step.verify_s + step.other_s
