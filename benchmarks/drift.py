@@ -28,6 +28,7 @@ from specdecpp.drift import Comparison, Figures
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import Pair
 from specdecpp.prompt import encode
+from specdecpp.sampling import Sampling
 from specdecpp.testing import practice_prompts
 
 RESULTS = Path(__file__).parent / "results" / "drift.json"
@@ -175,7 +176,7 @@ def main() -> None:
             for temperature in args.temperature:
                 key = f"temperature {temperature:g}, " + ("head" if head else "no head")
                 pair = loaded(names, names.draft, head)
-                trial = check.Trial(seconds=3600, temperature=temperature, max_tokens=TOKENS)
+                trial = check.Trial(seconds=3600, sampling=Sampling(temperature=temperature), max_tokens=TOKENS)
                 kept = check.keep_figures(pair, prompts_of(pair, args.requests), trial)
                 rows = kept["ways"][[*kept["ways"]][-1]]
                 noticed, same, _ = decoded(pair, prompts_of(pair, args.requests), temperature)

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,13 @@ def measured(pair: sd.Pair, asked: Sequence[Question], sampling: Sampling, args:
         )
         for name, v in kinds.items()
     }
-    for decoder in decoders.values():
-        decoder.generate(asked[0].prompt, max_tokens=4, sampling=sampling, seed=0)
+
+    def run(decoder: sd.Decoder, i: int, max_tokens: int) -> sd.Output:
+        return decoder.generate(asked[i].prompt, max_tokens=max_tokens, sampling=sampling, seed=args.seed + i)
+
     outputs: dict[str, list[sd.Output]] = {name: [] for name in decoders}
-    prompts = [question.prompt for question in asked]
-    for name, _, output in interleaved(
-        decoders, prompts, num_cycles=1, max_tokens=args.tokens, sampling=sampling, seed=args.seed
-    ):
+    runs = {name: partial(run, decoder) for name, decoder in decoders.items()}
+    for name, _, output in interleaved(runs, range(len(asked)), max_tokens=args.tokens):
         outputs[name].append(output)
     return [row(name, kinds[name], found, outputs["target alone"], asked, sampling) for name, found in outputs.items()]
 

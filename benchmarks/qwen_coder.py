@@ -12,11 +12,11 @@ over the target alone and over llama.cpp's best setting. Nothing else may run me
 
 import argparse
 import json
-import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -47,7 +47,7 @@ PAIR, ALONE, WHOLE, REDUCED = "qwen", "none", "whole", "reduced"
 POLICIES = ("fixed:2", "fixed:3", "default")
 LENGTHS = (2, 4, 8, 16)
 """Draft tokens of a step of llama.cpp, at most."""
-WARM_UP, LIMIT_S = 8, 600.0
+LIMIT_S = 600.0
 NUM_STEPS, CONTEXT = 12, 96
 
 
@@ -129,14 +129,8 @@ def _measure(log: Log, pairs: dict[str, sd.Pair], texts: dict[str, list[Messages
         for policy in POLICIES:
             named = None if policy == "default" else policy
             runs[f"{draft} {policy}"] = sd.Decoder(pair, policy=named, reuses=False)
-    for number, turn in enumerate(waiting):
-        prompt = encode(first, texts[turn.set][turn.prompt])
-        for name in settings if number == 0 else ():
-            _answer(runs[name], prompt, turn, WARM_UP)
-        for name in random.Random(str(turn)).sample(settings, len(settings)):
-            place = {"set": turn.set, "temperature": turn.temperature, "prompt": turn.prompt}
-            log.add(pair=PAIR, part="cells", **place, setting=name, **_answer(runs[name], prompt, turn, args.tokens))
-        print(f"  turn {number + 1} of {len(waiting)}", file=sys.stderr, flush=True)
+    answers = {name: partial(_answer, decoder) for name, decoder in runs.items()}
+    log.measure(PAIR, "cells", answers, waiting, lambda turn: encode(first, texts[turn.set][turn.prompt]), tokens=args.tokens)
 
 
 def _measure_llama(
@@ -154,15 +148,9 @@ def _measure_llama(
         try:
             folder = linked(args.work / "llama", target=args.target, draft=file)
             worker.load(Load(folder=str(folder), dtype="q4_k_m", threads=torch.get_num_threads()), limit_s=LIMIT_S)
-            for number, turn in enumerate(waiting):
-                prompt = encode(first, texts[turn.set][turn.prompt])
-                for name in random.Random(str(turn)).sample([*settings], len(settings)):
-                    place = {"set": turn.set, "temperature": turn.temperature, "prompt": turn.prompt}
-                    if number == 0:
-                        theirs(worker, settings[name], prompt, turn, WARM_UP)
-                    found = theirs(worker, settings[name], prompt, turn, args.tokens)
-                    log.add(pair=PAIR, part="cells", **place, setting=name, **found)
-                print(f"  llama.cpp, {draft}: turn {number + 1} of {len(waiting)}", file=sys.stderr, flush=True)
+            runs = {name: partial(theirs, worker, n) for name, n in settings.items()}
+            prompt_of = lambda turn: encode(first, texts[turn.set][turn.prompt])  # noqa: E731
+            log.measure(PAIR, "cells", runs, waiting, prompt_of, tokens=args.tokens)
         finally:
             worker.stop()
 

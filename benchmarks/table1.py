@@ -13,11 +13,11 @@ threshold on q. Rows with `is_decoding` leave the reading of prompts out. Nothin
 
 import argparse
 import json
-import random
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ FIXED = tuple(f"fixed:{k}" for k in (1, 2, 3, 4, 6))
 BY_Q, BY_HEAD, WITH_HEAD = "cumulative:0.3", "SpecDec++", "cost-aware, head"
 """The threshold 1 - S > .7 on q, and on the head's S as the paper has it; and the default rule with the head."""
 SAMPLINGS = ((0.0, 1.0), (0.7, 0.9))
-WARM_UP = 8
 
 
 def main() -> None:
@@ -92,16 +91,9 @@ def _turns(num: int) -> list[Turn]:
 def _measure(log: Log, pair: sd.Pair, texts: dict[str, list[Messages]], args: argparse.Namespace) -> None:
     """Everybody's answers to the prompts that are missing."""
     settings = _settings(has_head=pair.head is not None)
-    runs = {name: sd.Decoder(pair, policy=_policy(name, pair), reuses=False) for name in settings}
     waiting = [turn for turn in _turns(args.prompts) if not log.has(PAIR, PART, turn, settings)]
-    for number, turn in enumerate(waiting):
-        prompt = encode(pair, texts[turn.set][turn.prompt])
-        for name in settings if number == 0 else ():
-            _answer(runs[name], prompt, turn, WARM_UP)
-        for name in random.Random(str(turn)).sample(settings, len(settings)):
-            place = {"set": turn.set, "temperature": turn.temperature, "prompt": turn.prompt}
-            log.add(pair=PAIR, part=PART, **place, setting=name, **_answer(runs[name], prompt, turn, args.tokens))
-        print(f"  turn {number + 1} of {len(waiting)}", file=sys.stderr, flush=True)
+    runs = {name: partial(_answer, sd.Decoder(pair, policy=_policy(name, pair), reuses=False)) for name in settings}
+    log.measure(PAIR, PART, runs, waiting, lambda turn: encode(pair, texts[turn.set][turn.prompt]), tokens=args.tokens)
 
 
 def _answer(decoder: sd.Decoder, prompt: list[int], turn: Turn, tokens: int) -> dict[str, Any]:

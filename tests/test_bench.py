@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import call, named, save_head
 from interrupted import interrupted
-from typer.testing import CliRunner, Result
 
-from specdecpp import cli
-from specdecpp import verify as verification
 from specdecpp.backends import LeanModel
 from specdecpp.bench import contest, lossless, questions
-from specdecpp.bench.contest import BenchPlan, Contest, Heat, conditions, in_turn, results_of
+from specdecpp.bench.contest import BenchPlan, Contest, Heat, conditions, in_turn, interleaved, results_of
 from specdecpp.bench.contestants import Contender, default_field, field_for, fixed_rule
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, command
-from specdecpp.bench.rows import Tally, ratio_interval
 from specdecpp.cli.bench import sampled
 from specdecpp.decoder import Decoder, Output
 from specdecpp.errors import DataError, UnsoundError
@@ -29,45 +26,28 @@ from specdecpp.loading.pair import Pair, load_pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.policy_spec import KINDS, parse_policy
-from specdecpp.report import tables
 from specdecpp.testing import tiny_draft, tiny_model
+from specdecpp.verify import Verdict
 
 Made = tuple[Contest, list[Heat], Results]
 COSTS = Costs(draft_s=0.2, passes={1: 1.0, 5: 1.2})
-SHORT = ("--max-tokens", "8", "--num", "2", "--cycles", "1")
 
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
     """A tiny pair with a calibrated head that stops at 0.6."""
-    torch.manual_seed(0)
-    card = HeadCard(
-        hidden_size=32, num_layers=1, stopping={"threshold": 0.6, "calibrated": True}, calibration=Calibration(num_labels=9)
-    )
-    AcceptanceHead(card).save_pretrained(folder / "head")
+    save_head(folder, stopping={"threshold": 0.6, "calibrated": True}, calibration=Calibration(num_labels=9))
     return folder
 
 
 @pytest.fixture(scope="module")
 def names(folder: Path) -> list[str]:
-    return ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+    return named(folder)
 
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Pair:
     return load_pair(folder / "target", draft=folder / "draft", head=folder / "head", backend="lean")
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, list(arguments))
-
-
-def refused(*arguments: str, code: int) -> str:
-    """The error line of a call that must fail with one."""
-    result = call(*arguments)
-    assert (result.exit_code, result.stdout) == (code, ""), result.output
-    assert "Traceback" not in result.stderr
-    return result.stderr.splitlines()[-1]
 
 
 # Fairness
@@ -96,12 +76,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     return Recorder
 
 
-def race(pair: Any, rules: Sequence[Contender], **plan: Any) -> Contest:
-    """Two data sets of two development and three test prompts: ids below 10 choose settings, those above are measured."""
-    sets = [
-        Questions(dataset="a", dev=((1,), (2,)), test=((11,), (12,), (13,))),
-        Questions(dataset="b", dev=((3,), (4,)), test=((14,), (15,), (16,))),
-    ]
+SETS = [
+    Questions(dataset="a", dev=((1,), (2,)), test=((11,), (12,), (13,))),
+    Questions(dataset="b", dev=((3,), (4,)), test=((14,), (15,), (16,))),
+]
+"""Ids below 10 choose settings, those above are measured."""
+
+
+def race(pair: Any, rules: Sequence[Contender], sets: Sequence[Questions] = SETS, **plan: Any) -> Contest:
     plan = {"temperatures": (1.0,), "verifications": ("token",), "max_tokens": 16} | plan
     return Contest(pair=pair, rules=rules, sets=sets, plan=BenchPlan(**plan), costs=COSTS)
 
@@ -141,20 +123,12 @@ def test_one_setting_is_chosen_for_all_data_sets_by_their_sums(pair: Pair, recor
 
 def test_a_setting_is_chosen_for_each_temperature_and_verification(pair: Pair, recorder: type[Recorder]):
     """Catches a K that was tuned under token verification and is then held against block."""
-    asked: list[tuple[str, float]] = []
     bench = race(pair, [fixed_rule()], temperatures=(0.0, 1.0), verifications=("token", "block"))
-    original = Contest.chosen
-
-    def chosen(self: Contest, verification: str, temperature: float, tick: Any) -> Any:
-        asked.append((verification, temperature))
-        return original(self, verification, temperature, tick)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Contest, "chosen", chosen)
-        found = rows(bench, bench.run())
-    assert asked == [("greedy", 0.0), ("token", 1.0), ("block", 1.0)]
-    arenas = [(row.dataset, row.temperature, row.verification) for row in found if row.role == "fixed"]
-    assert len(arenas) == len(set(arenas)) == 6
+    found = rows(bench, bench.run())
+    tried = [options["sampling"].temperature for _, prompt, options in recorder.asked if prompt[0] < 10]
+    assert tried == [0.0] * 20 * 4 + [1.0] * 2 * 20 * 4
+    arenas = {(row.dataset, row.temperature, row.verification) for row in found if row.role == "fixed"}
+    assert arenas == {(name, *arena) for name in "ab" for arena in ((0.0, "greedy"), (1.0, "token"), (1.0, "block"))}
 
 
 def test_contestants_take_turns_on_the_same_prompts_and_seeds(pair: Pair, recorder: type[Recorder]):
@@ -193,19 +167,22 @@ def test_no_contestant_runs_early_on_the_whole():
     assert places.max() < 10
 
 
-def test_nothing_is_tuned_where_there_is_nothing_to_choose(pair: Pair, recorder: type[Recorder]):
-    """Catches development answers that nobody needs, and a refusal where nothing is to be chosen."""
-    rules = [Contender(role="fixed", settings=(Fixed(k=2),))]
-    bench = replace(race(pair, rules), sets=[Questions(dataset="a", dev=(), test=((11,),))])
-    bench.run()
+def test_a_random_order_is_that_of_the_turn():
+    """Catches a comparison that goes on in another order after it was stopped, and one that always has the same."""
+    runs = {name: lambda turn, max_tokens: (turn, max_tokens) for name in "abcdef"}
+    found = list(interleaved(runs, [1, 2, 3], max_tokens=9, at_random=True))
+    assert found[6:] == list(interleaved(runs, [2, 3], max_tokens=9, at_random=True))
+    assert all((turn, 9) == answer for _, turn, answer in found)
+    assert len({tuple(name for name, *_ in found[i : i + 6]) for i in (0, 6, 12)}) == 3
+
+
+def test_development_prompts_are_for_those_that_choose(pair: Pair, recorder: type[Recorder]):
+    """Catches development answers that nobody needs, and a setting that is silently chosen on nothing."""
+    bench, sets = race(pair, [Contender(role="fixed", settings=(Fixed(k=2),))]), [Questions(dataset="a", dev=(), test=((11,),))]
+    replace(bench, sets=sets).run()
     assert {prompt for _, prompt, _ in recorder.asked} == {(11,)}
-
-
-def test_no_development_prompts_are_refused_before_anything_runs(pair: Pair, recorder: type[Recorder]):
-    """Catches a setting that is silently chosen on nothing."""
     with pytest.raises(ValueError, match=r"20 settings to choose among and there are no development prompts"):
-        replace(race(pair, [fixed_rule()]), sets=[Questions(dataset="a", dev=(), test=((11,),))])
-    assert recorder.asked == []
+        replace(bench, rules=[fixed_rule()], sets=sets)
 
 
 def test_an_unsound_rule_is_refused_before_anything_runs(pair: Pair):
@@ -235,20 +212,19 @@ def test_top_p_is_that_of_every_answer(pair: Pair, recorder: type[Recorder]):
     bench = race(pair, [fixed_rule(quick=True)], top_p=0.9)
     bench.run()
     assert {options["sampling"].top_p for *_, options in recorder.asked} == {0.9}
-    assert ", top_p 0.9;" in conditions(bench)[0]
-    assert "top_p" not in conditions(race(pair, []))[0]
+    assert ", top_p 0.9;" in conditions(bench, [])[1]
+    assert "top_p" not in conditions(race(pair, []), [])[1]
 
 
 # The field
 
 
 def test_every_rule_takes_part(pair: Pair):
-    """Catches a rule that nobody compares, one that needs a file nobody named, and SpecDec++ without the paper's setting."""
+    """Catches a rule that nobody compares, one that needs a file nobody named, SpecDec++ without the paper's setting, and costs
+    that are weighed against what is no probability."""
     assert pair.head is not None
     field = default_field([pair.head])
-    kinds = {type(policy) for rule in field for policy in rule.settings}
-    free = set(KINDS.values())
-    assert free <= kinds
+    assert set(KINDS.values()) <= {type(policy) for rule in field for policy in rule.settings}
     assert [rule.role for rule in field].count("fixed") == 1
     assert field[0].settings == tuple(Fixed(k=k) for k in range(1, 21))
     ours, paper = (rule.settings for rule in field if rule.role == "specdecpp")
@@ -256,15 +232,11 @@ def test_every_rule_takes_part(pair: Pair):
     assert all(p.calibrated for p in ours if isinstance(p, SpecDecPP))
     assert SpecDecPP.tuned(pair.head) in ours
     assert fixed_rule(quick=True).settings[:4] == fixed_rule().settings[:4]
-    without = {rule.role: rule.settings for rule in default_field()}
-    assert "specdecpp" not in without
-    assert without["cost_aware"] == (CostAware(),), "a pair without a head is decoded with this"
-
-
-def test_a_head_that_nobody_calibrated_gives_no_rule_without_a_threshold():
-    """Catches costs that are weighed against what is no probability: there is the rule that goes by q."""
-    head = AcceptanceHead(HeadCard(hidden_size=8, num_layers=0))
-    assert [rule.settings for rule in default_field([head]) if rule.role == "cost_aware"] == [(CostAware(),)]
+    uncalibrated = AcceptanceHead(HeadCard(hidden_size=8, num_layers=0))
+    for heads, roles in (([pair.head], 2), ([uncalibrated], 1), ([], 1)):
+        by_cost = [rule.settings for rule in default_field(heads) if rule.role == "cost_aware"]
+        assert by_cost == [(CostAware(),), (CostAware(head=pair.head),)][:roles]
+    assert "specdecpp" not in {rule.role for rule in default_field()}
 
 
 def test_named_rules_replace_the_field_but_not_the_best_fixed_k(pair: Pair):
@@ -326,26 +298,6 @@ def test_files_and_builders_that_do_not_go_together(files: list[str], prompts: l
 # Numbers
 
 
-def test_a_ratio_is_one_of_sums_and_its_interval_is_paired():
-    """Catches a mean of ratios, and an interval that lets hard prompts count as noise."""
-
-    def tally(tokens: Sequence[float], seconds: Sequence[float]) -> Tally:
-        return Tally(
-            tokens=np.array(tokens, float), seconds=np.array(seconds, float), num_steps=4.0, num_drafted=4.0, num_accepted=2.0
-        )
-
-    slow = tally([10, 30, 20, 40], [1.0, 9.0, 4.0, 8.0])
-    fast = tally([10, 30, 20, 40], [0.5, 4.5, 2.0, 4.0])
-    assert fast.tokens_per_second == pytest.approx(100 / 11)
-    interval = ratio_interval(fast, slow, seed=0)
-    assert interval == pytest.approx((2.0, 2.0))
-    other = ratio_interval(tally([10, 30, 20, 40], [0.5, 9.0, 2.0, 3.0]), slow, seed=0)
-    assert other is not None
-    assert other[0] < 22 / 14.5 < other[1]
-    assert ratio_interval(slow, slow, seed=0) is None
-    assert ratio_interval(tally([1, 1, 1], [1, 1, 1]), tally([1, 1, 1], [2, 2, 2]), seed=0) is None
-
-
 @pytest.fixture(scope="module")
 def made(pair: Pair) -> Made:
     """A real run: greedy, token and block."""
@@ -356,13 +308,9 @@ def made(pair: Pair) -> Made:
         Contender(role="free", settings=(CumulativeConfidence(threshold=0.1),)),
         *default_field([pair.head] if pair.head else [], quick=True)[-3:],
     ]
-    bench = Contest(
-        pair=pair,
-        rules=rules,
-        sets=[Questions(dataset="toy", dev=(ids[0],), test=tuple(ids[1:]))],
-        plan=BenchPlan(max_tokens=24, num_cycles=2),
-        costs=COSTS,
-    )
+    sets = [Questions(dataset="toy", dev=(ids[0],), test=tuple(ids[1:]))]
+    kinds = {"temperatures": (0.0, 1.0), "verifications": ("token", "block")}
+    bench = race(pair, rules, sets, max_tokens=24, num_cycles=2, **kinds)
     heats = bench.run()
     return bench, heats, results_of(bench, heats, notes=("a last word",))
 
@@ -406,32 +354,12 @@ def test_results_go_through_their_file_unchanged(made: Made, tmp_path: Path):
     assert str(path.parents[1]) not in path.read_text(encoding="utf-8")
 
 
-def test_a_file_that_is_no_result_is_refused(made: Made, tmp_path: Path):
-    """Catches a traceback for a missing file, for other JSON, and for a row that lacks a key or has one too many."""
-    path = tmp_path / "x.json"
-    for text, words in (
-        ("{", "damaged .Invalid JSON"),
-        ("[1]", "is no file of bench"),
-        ('{"kind": "bench"}', "provenance: Field required"),
-    ):
-        path.write_text(text)
-        with pytest.raises(DataError, match=words):
-            Results.read(path)
-    with pytest.raises(DataError, match="cannot be read"):
-        Results.read(tmp_path / "missing.json")
-    content = made[2].to_dict()
-    rows = [{key: value for key, value in content["rows"][0].items() if key != "speedup"}]
-    path.write_text(json.dumps(content | {"rows": rows}))
-    with pytest.raises(DataError, match=r"x.json is no file of bench.*speedup"):
-        Results.read(path)
-    older = [row | {"drafted_histogram": {}} for row in content["rows"]]
-    path.write_text(json.dumps(content | {"rows": older, "reliability": {}}))
-    assert Results.read(path).rows == made[2].rows
-
-
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("content", "words"),
     [
+        ("{", "Invalid JSON"),
+        ("[1]", "Input should be an object"),
+        ({"rows": [{}]}, "rows.0.dataset: Field required"),
         ({"costs": {}}, "passes"),
         ({"costs": None}, "costs: Input should be an object"),
         ({"costs": {"draft_s": 0.1, "passes": {"one": 1.0}}}, "one"),
@@ -440,24 +368,24 @@ def test_a_file_that_is_no_result_is_refused(made: Made, tmp_path: Path):
         ({"role": "referee"}, "role: Input should be 'target', 'fixed'"),
     ],
 )
-def test_a_damaged_file_is_refused(change: dict[str, Any], words: str, made: Made, tmp_path: Path):
-    """Catches a traceback, in a report that was begun, for a file with all its keys and something else under one of them."""
-    content = made[2].to_dict()
-    if "role" in change:
-        change = {"rows": [content["rows"][0] | change]}
+def test_a_damaged_file_is_refused(content: str | dict[str, Any], words: str, made: Made, tmp_path: Path):
+    """Catches a traceback, in a report that was begun, for other JSON and for a file with something else under a key."""
+    if isinstance(content, dict):
+        whole = made[2].to_dict()
+        content = {"rows": [whole["rows"][0] | content]} if "role" in content else content
+        content = json.dumps(whole | content)
     path = tmp_path / "x.json"
-    path.write_text(json.dumps(content | change))
+    path.write_text(content)
     with pytest.raises(DataError, match=f"x.json is no file of bench, or damaged .*{words}"):
         Results.read(path)
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, made: Made):
-    """Catches half an hour of timing that ends in a traceback."""
-    with pytest.raises(DataError, match="is a folder"):
-        made[2].write(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be made"):
-        made[2].write(tmp_path / "file" / "x.json")
+def test_a_file_with_more_in_it_is_read(made: Made, tmp_path: Path):
+    """Catches results of an older version that are refused."""
+    content = made[2].to_dict()
+    older = [row | {"drafted_histogram": {}} for row in content["rows"]]
+    (tmp_path / "x.json").write_text(json.dumps(content | {"rows": older, "reliability": {}}))
+    assert Results.read(tmp_path / "x.json").rows == made[2].rows
 
 
 def test_the_command_names_files_without_their_folders(tmp_path: Path):
@@ -467,53 +395,6 @@ def test_the_command_names_files_without_their_folders(tmp_path: Path):
     assert command(arguments) == "specdecpp bench --prompts 'my data.jsonl' --target org/name"
     assert command([str(tmp_path / "tables.py"), "--out", "x.json"]) == "python tables.py --out x.json"
     assert command([str(tmp_path / "specdecpp/__main__.py"), "demo"]) == "specdecpp demo"
-
-
-# Words
-
-
-def row(role: str, *, speed: float, **more: Any) -> Row:
-    values: dict[str, Any] = {
-        "dataset": "toy",
-        "temperature": 1.0,
-        "verification": "token",
-        "role": role,
-        "policy": role,
-        "label": role,
-        "chosen": True,
-        "tokens_per_second": 100 * speed,
-        "speedup": speed,
-        "speedup_interval": (0.9 * speed, 1.1 * speed),
-        "gain_over_best_fixed": None,
-        "gain_interval": None,
-        "mean_acceptance_length": 2.0,
-        "discard_rate": 0.5,
-        "verification_rate": 0.5,
-        "share_of_headroom": {"hindsight": None, "perfect": None},
-        "time_shares": {"draft": 0.5, "verify": 0.4, "head": 0.0, "other": 0.1},
-        "num_prompts": 4,
-        "num_tokens": 100,
-    }
-    return Row(**values | more)
-
-
-def test_a_slow_pair_is_told_where_it_loses():
-    """Catches a loss that is told as a win."""
-    assert [*tables.said([row("target", speed=1.0), row("fixed", speed=0.8, label="fixed K = 2")])] == [
-        "No rule is faster than the target alone; fixed K = 2 comes closest with 0.80 times [0.72, 0.88] the target alone.",
-    ]
-
-
-def test_a_win_is_told_with_its_interval_and_its_doubt():
-    """Catches a victory by luck that is announced as one, and the block row that is taken for the token row."""
-    target = row("target", speed=1.0)
-    fixed = row("fixed", speed=1.2, gain_over_best_fixed=0.0)
-    ours = row("cost_aware", speed=1.26, label="cost-aware", gain_over_best_fixed=0.05, gain_interval=(-0.01, 0.11))
-    block = replace(ours, verification="block", speedup=1.5, gain_over_best_fixed=0.25, gain_interval=(0.2, 0.3))
-    assert [*tables.said([target, fixed, ours, block])] == [
-        "cost-aware (block) is fastest, 1.50 times [1.13, 1.39] the target alone, +25.0 % [+20.0, +30.0] on the best fixed K.",
-        "cost-aware reaches 1.26 times [1.13, 1.39], +5.0 % [-1.0, +11.0] on the best fixed K: too close to call.",
-    ]
 
 
 # Lossless
@@ -535,24 +416,17 @@ def test_real_decoding_is_found_lossless(made: Made):
     assert "one run of 1,000" in said[1]
 
 
-def broken_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verification, "token_acceptance", lambda p, q, tokens: torch.ones(len(tokens)))
+def trusting(self: Any, p: Any, q: Any, tokens: Any, coins: Any) -> Verdict:
+    return Verdict(num_accepted=len(tokens), next_token=int(p[len(tokens)].argmax()))
 
 
-def broken_block(patch: pytest.MonkeyPatch) -> None:
-    carry = lambda tokens: torch.ones(len(tokens) + 1)  # noqa: E731
-    patch.setattr(verification, "block_acceptance", lambda p, q, tokens: (torch.ones(len(tokens)), carry(tokens)))
-
-
-def broken_residual(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verification, "residual", lambda p, q, carry=1.0: p)
-
-
-def broken_greedy(patch: pytest.MonkeyPatch) -> None:
-    def trusting(self: Any, p: Any, q: Any, tokens: Any, coins: Any) -> verification.Verdict:
-        return verification.Verdict(num_accepted=len(tokens), next_token=int(p[len(tokens)].argmax()))
-
-    patch.setattr(verification.GreedyVerification, "__call__", trusting)
+FAULTS = {
+    "token_acceptance": lambda p, q, tokens: torch.ones(len(tokens)),
+    "block_acceptance": lambda p, q, tokens: (torch.ones(len(tokens)), torch.ones(len(tokens) + 1)),
+    "residual": lambda p, q, carry=1.0: p,
+    "GreedyVerification.__call__": trusting,
+}
+"""Wrong functions of `specdecpp.verify`: draft tokens accepted unseen, a residual that forgot what it rejected."""
 
 
 @pytest.fixture(scope="module")
@@ -563,31 +437,19 @@ def loose(pair: Pair) -> Pair:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "max_tokens"),
-    [(broken_token, "token", 60), (broken_block, "block", 60), (broken_residual, "token", 200), (broken_greedy, "greedy", 30)],
+    ("fault", "kind", "max_tokens"), [*zip(FAULTS, ("token", "block", "token", "greedy"), (60, 60, 200, 30), strict=True)]
 )
-def test_a_broken_verification_is_caught(
-    loose: Pair, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None], kind: str, max_tokens: int
-):
-    """Catches a check that passes whatever it is shown: draft tokens accepted unseen, a residual that forgot what it
-    rejected."""
-    fault(monkeypatch)
+def test_a_broken_verification_is_caught(loose: Pair, monkeypatch: pytest.MonkeyPatch, fault: str, kind: str, max_tokens: int):
+    """Catches a check that passes whatever it is shown."""
+    monkeypatch.setattr(f"specdecpp.verify.{fault}", FAULTS[fault])
     ids = [tuple(loose.tokenizer(text).input_ids) for text in ("hello you", "a test", "one two", "what is it")]
-    greedy = kind == "greedy"
-    bench = Contest(
-        pair=loose,
-        rules=[Contender(role="fixed", settings=(Fixed(k=4),))],
-        sets=[Questions(dataset="toy", dev=(), test=tuple(ids))],
-        plan=BenchPlan(
-            temperatures=(0.0 if greedy else 1.0,),
-            verifications=("block" if kind == "block" else "token",),
-            max_tokens=max_tokens,
-        ),
-        costs=COSTS,
-    )
+    sets = [Questions(dataset="toy", dev=(), test=tuple(ids))]
+    plan = {"temperatures": (0.0,)} if kind == "greedy" else {"verifications": (kind,)}
+    plan |= {"num_cycles": 2, "max_tokens": max_tokens}
+    bench = race(loose, [Contender(role="fixed", settings=(Fixed(k=4),))], sets, **plan)
     found = lossless.verify(bench, bench.run())
     failed = [f.name for f in found if f.reason]
-    assert failed == [f"fixed K = 4, {kind}, T = {0 if greedy else 1}"]
+    assert failed == [f"fixed K = 4, {kind}, T = {0 if kind == 'greedy' else 1}"]
     assert not lossless.is_kept(found)
     assert lossless.sentences(found)[0].startswith(f"Not the target's distribution: {failed[0]}")
 
@@ -618,20 +480,13 @@ def test_parts_that_are_expected_too_rarely_join_a_neighbour():
 # The verb
 
 
-@pytest.fixture(scope="module")
-def spoken(names: list[str], folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """One bench under --json, with a file. Its rules weigh no costs, so that its draws are the same on every machine."""
-    out = tmp_path_factory.mktemp("out") / "results.json"
-    rules = ["--policy", "fixed:2", "--policy", "specdecpp:0.5"]
-    options = ["--head", str(folder / "head"), *SHORT, *rules]
-    result = call("bench", *names, *options, "--verify-lossless", "--json", "--out", str(out))
+def test_json_is_one_line_and_the_file_holds_the_same(names: list[str], folder: Path, tmp_path: Path):
+    """Catches text that gets into the JSON, a file that differs from it, and an option that does not arrive. The rules weigh no
+    costs, so that draws are the same on every machine."""
+    out = tmp_path / "results.json"
+    options = ["--max-tokens", 8, "--num", 2, "--cycles", 1, "--verify-lossless", "--json", "--out", out]
+    result = call("bench", *names, "--head", folder / "head", *options, "--policy", "fixed:2", "--policy", "specdecpp:0.5")
     assert result.exit_code == 0, result.output
-    return result, out
-
-
-def test_json_is_one_line_and_the_file_holds_the_same(spoken: tuple[Result, Path]):
-    """Catches text that gets into the JSON, a file that differs from it, and an option that does not arrive."""
-    result, out = spoken
     assert result.stdout.count("\n") == 1
     said = json.loads(result.stdout)
     assert said == Results.read(out).to_dict()
@@ -640,51 +495,18 @@ def test_json_is_one_line_and_the_file_holds_the_same(spoken: tuple[Result, Path
     assert said["costs"]["name"] == "measured"
     assert said["provenance"]["plan"]["max_tokens"] == 8
     assert any(note.startswith("Sampled: ") for note in said["notes"])
-
-
-def test_what_is_coming_is_told_beforehand(spoken: tuple[Result, Path]):
-    """Catches a run of an hour that nobody was warned of, and a count that is not kept."""
-    first = spoken[0].stderr.splitlines()[0]
-    num_rows = len(json.loads(spoken[0].stdout)["rows"])
-    assert num_rows == 2 + 3 * 2
-    assert first.startswith(f"at most {2 * num_rows} answers, ")
-
-
-def test_tables_are_80_columns_wide(names: list[str]):
-    """Catches a bench that shows no table, or lines that a terminal breaks."""
-    rules = ["--policy", "fixed:1", "--policy", "cumulative:0.3"]
-    result = call("bench", *names, *SHORT, *rules, "--temperature", "1")
-    assert result.exit_code == 0, result.output
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    for words in ("target alone", "fixed K = 1", "cumulative 0.3", "block verification"):
-        assert words in result.stdout
+    assert len(said["rows"]) == 2 + 3 * 2
+    assert result.stderr.startswith("at most 16 answers, "), "it is known beforehand how long it takes"
 
 
 def test_a_run_that_is_not_lossless_exits_with_1(names: list[str], monkeypatch: pytest.MonkeyPatch):
     """Catches a failed check that a script takes for success."""
-    broken_greedy(monkeypatch)
+    monkeypatch.setattr("specdecpp.verify.GreedyVerification.__call__", trusting)
     options = ["--temperature", "0", "--policy", "fixed:4", "--verify-lossless", "--max-tokens", "40", "--num", "2"]
     result = call("bench", *names, *options, "--json")
     assert result.exit_code == 1
     assert "the distribution of the target was not kept" in result.stderr
     assert any(note.startswith("Not the target's distribution: fixed K = 4") for note in json.loads(result.stdout)["notes"])
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        (["--prompts", "./nowhere.jsonl", "--prompt", "gsm8k"], 1, "there is no file ./nowhere.jsonl"),
-        (["--policy", "clever"], 2, "there is no policy 'clever'. Policies: none, adaptive-entropy:threshold"),
-        (["--policy", "specdecpp:0.5"], 2, "needs an acceptance head"),
-        (["--costs", "0.2"], 2, "--costs is for --replay"),
-        (["--temperature", "-1"], 2, "temperature must be a finite number"),
-        (["--max-tokens", "1"], 2, "at least 2 tokens"),
-        (["--out", "."], 1, "is a folder"),
-    ],
-)
-def test_bad_usage_is_told_in_a_line(names: list[str], options: list[str], code: int, words: str):
-    """Catches a value that runs into a traceback, or a refusal that does not say what is wrong."""
-    assert words in refused("bench", *names, *options, code=code)
 
 
 # Interrupts
@@ -700,6 +522,7 @@ def test_an_interrupt_keeps_the_whole_turns(names: list[str], tmp_path: Path):
     assert ended.code == 130, ended.chatter
     assert "K = 2" in ended.stdout
     assert "Interrupted: of the turns" in " ".join(ended.stdout.split())
+    assert max(map(len, ended.stdout.splitlines())) <= 80
     kept = json.loads(out.read_text())
     assert kept["is_partial"] is True
     assert kept["notes"][0].startswith("Interrupted: of the turns of all rules (4 prompts x 5000) these are whole: ")

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import call, named, refused
 
-from specdecpp import cli
 from specdecpp.cli.chat import HELP, recalled
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair, load_pair
@@ -34,12 +34,11 @@ def pair(folder: Path) -> Pair:
 
 
 def options(folder: Path, *more: str) -> list[str]:
-    names = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
-    return ["chat", *names, "--temperature", "0", "--policy", "fixed:2", *more]
+    return ["chat", *named(folder), "--temperature", "0", "--policy", "fixed:2", *more]
 
 
-def call(folder: Path, text: str, *more: str) -> Result:
-    return CliRunner().invoke(cli.app, options(folder, *more), input=text)
+def talk(folder: Path, text: str, *more: str) -> Any:
+    return call(*options(folder, *more), stdin=text)
 
 
 def said(pair: Pair, *messages: str, system: str | None = None) -> str:
@@ -54,20 +53,20 @@ def test_the_conversation_is_remembered(folder: Path, pair: Pair) -> None:
     one = said(pair, "ab")
     two = said(pair, "ab", one, "cd")
     assert two != said(pair, "cd")
-    result = call(folder, "ab\n\n  cd\n", "--max-tokens", "5")
+    result = talk(folder, "ab\n\n  cd\n", "--max-tokens", "5")
     assert (result.exit_code, result.stdout) == (0, f"{one}\n{two}\n")
 
 
 def test_a_new_conversation_keeps_what_the_model_is_told_first(folder: Path, pair: Pair) -> None:
     """Catches /new that leaves something behind or loses the system message, and /exit that does not end."""
-    result = call(folder, "ab\n/new\ncd\n/exit\nef\n", "--max-tokens", "5", "--system", "be short")
+    result = talk(folder, "ab\n/new\ncd\n/exit\nef\n", "--max-tokens", "5", "--system", "be short")
     first, second = said(pair, "ab", system="be short"), said(pair, "cd", system="be short")
     assert result.stdout == f"{first}\n{second}\n"
 
 
 def test_an_unknown_command_is_not_for_the_model(folder: Path, pair: Pair) -> None:
     """Catches /help that the model answers, and a path that it does not get to see."""
-    result = call(folder, "/help\n/quit\n/etc/hosts\n", "--max-tokens", "5")
+    result = talk(folder, "/help\n/quit\n/etc/hosts\n", "--max-tokens", "5")
     assert (result.exit_code, result.stdout) == (0, said(pair, "/etc/hosts") + "\n")
     assert result.stderr.count(HELP) == 2
 
@@ -89,17 +88,15 @@ def test_the_oldest_turns_are_forgotten(pair: Pair, capsys: pytest.CaptureFixtur
 def test_a_line_that_is_too_long_is_told_and_left_out(folder: Path, pair: Pair) -> None:
     """Catches a conversation that is lost by one line."""
     assert pair.target.max_length is not None
-    result = call(folder, "x" * (pair.target.max_length + 9) + "\nab\n", "--max-tokens", "5")
+    result = talk(folder, "x" * (pair.target.max_length + 9) + "\nab\n", "--max-tokens", "5")
     assert (result.exit_code, result.stdout) == (0, said(pair, "ab") + "\n")
     assert "Shorten the prompt" in result.stderr
 
 
 def test_a_model_without_a_template_is_refused(folder: Path) -> None:
     """Catches a conversation in which nobody can tell who said what."""
-    names = ["--target", str(folder / "draft"), "--draft", str(folder / "draft")]
-    result = CliRunner().invoke(cli.app, ["chat", *names], input="ab\n")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "has no chat template" in result.stderr
+    names = ["--target", folder / "draft", "--draft", folder / "draft"]
+    assert "has no chat template" in refused("chat", *names, code=1, stdin="ab\n")
 
 
 def test_an_interrupt_stops_the_answer_and_not_the_program(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -10,43 +9,37 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner, Result
+from command_line import call, named, refused, save_head
 
 import specdecpp
 from specdecpp import cache_dir, cli
-from specdecpp.cli import generate
+from specdecpp.cli import common, generate
 from specdecpp.head import AcceptanceHead, HeadCard
 from specdecpp.testing import save_tiny_pair
 
 VERBS = list(cli.VERBS)
 TEMPLATE = "{% for m in messages %}U {{ m['content'] }} A {% endfor %}"
-COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
-ATTRIBUTE = re.compile(r"\x1b\[(?:\d+;)*[1-4][;m]")
 
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
-    """target, draft, head (fits), wide (a head that does not), other (a draft with another vocabulary)."""
+    """target, draft, head (fits), wide (a head that does not), other (a draft with another vocabulary), damaged (a draft)."""
     save_tiny_pair(folder / "other", vocab_size=48)
-    torch.manual_seed(0)
-    AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, stopping={"threshold": 0.6})).save_pretrained(folder / "head")
+    weights = shutil.copytree(folder / "draft", folder / "damaged") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    save_head(folder, stopping={"threshold": 0.6})
     AcceptanceHead(HeadCard(hidden_size=48, num_layers=1)).save_pretrained(folder / "wide")
     return folder
 
 
 @pytest.fixture(scope="module")
 def names(folder: Path) -> list[str]:
-    return ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
+    return named(folder)
 
 
 @pytest.fixture(scope="module")
-def pair(names: list[str], folder: Path) -> list[str]:
-    return [*names, "--head", str(folder / "head")]
-
-
-def call(*arguments: str, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(cli.app, list(arguments), input=stdin, prog_name="specdecpp")
+def pair(folder: Path) -> list[str]:
+    return named(folder, has_head=True)
 
 
 def answer(*arguments: str, stdin: str | None = None) -> dict:
@@ -113,18 +106,13 @@ def test_a_prompt_comes_from_the_argument_or_from_stdin(pair: list[str]):
 
 
 def test_plain_output_is_the_text_and_nothing_else(pair: list[str]):
-    """Catches chatter on stdout, statistics nobody asked for, and escape codes in a pipe."""
+    """Catches chatter on stdout, statistics nobody asked for, escape codes in a pipe, and figures wider than a terminal."""
     options = ["hello", *pair, "--seed", "2", "--max-tokens", "20"]
     result = call("generate", *options)
     assert result.stdout == answer(*options)["text"] + "\n"
     assert result.stderr == ""
-
-
-def test_statistics_go_to_stderr_when_asked_for(pair: list[str]):
-    """Catches figures that spoil stdout, and figures wider than a terminal."""
-    result = call("generate", "hello", *pair, "--seed", "2", "--max-tokens", "20", "--stats", "--json")
-    metrics = json.loads(result.stdout)["metrics"]
-    assert f"{metrics['num_tokens']} tokens" in result.stderr
+    result = call("generate", *options, "--stats", "--json")
+    assert f"{json.loads(result.stdout)['metrics']['num_tokens']} tokens" in result.stderr
     assert "specdecpp:0.6, seed 2" in result.stderr
     assert max(map(len, result.stderr.splitlines())) <= 80
 
@@ -182,36 +170,45 @@ def test_a_chat_template_makes_the_prompt_a_user_message(folder: Path, tmp_path:
 # Errors
 
 
-def refused(*arguments: str, code: int, stdin: str | None = None) -> str:
-    """The error line of a call that must fail with one."""
-    result = call(*arguments, stdin=stdin)
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    return result.stderr
-
-
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("verb", "options", "code", "words"),
     [
-        (["--temperature", "-1"], 2, "temperature must be a finite number of at least 0, got -1.0"),
-        (["--temperature", "warm"], 2, "should be a valid number"),
-        (["--top-p", "0"], 2, "top_p must lie in (0, 1]"),
-        (["--max-tokens", "-1"], 2, "max_tokens must be a whole number, at least 0"),
-        (["--policy", "clever"], 2, "Policies: none, adaptive-entropy:threshold"),
-        (["--policy", "cumulative:k=3"], 2, "cumulative takes threshold, min_tokens, max_tokens"),
-        (["--policy", "cumulative:7"], 2, "must lie in [0, 1], got 7.0"),
-        (["--policy", "max-confidence:drop=true"], 2, "removes a sampled draft token"),
-        (["--verification", "trust"], 2, "'trust' is not one of 'token', 'block', 'compare'"),
-        (["--verification", "greedy"], 2, "'greedy' is not one of"),
-        (["--dtype", "int3"], 2, "int3"),
-        (["--device", "abacus"], 2, "--device abacus cannot be used here"),
-        (["--device", "meta"], 2, "--device meta cannot be used here"),
+        ("generate", "--temperature -1", 2, "temperature must be a finite number of at least 0, got -1.0"),
+        ("generate", "--temperature warm", 2, "should be a valid number"),
+        ("generate", "--top-p 0", 2, "top_p must lie in (0, 1]"),
+        ("generate", "--max-tokens -1", 2, "max_tokens must be a whole number, at least 0"),
+        ("generate", "--policy clever", 2, "there is no policy 'clever'. Policies: none, adaptive-entropy:threshold"),
+        ("generate", "--policy cumulative:k=3", 2, "cumulative takes threshold, min_tokens, max_tokens"),
+        ("generate", "--policy cumulative:7", 2, "must lie in [0, 1], got 7.0"),
+        ("generate", "--policy max-confidence:drop=true", 2, "removes a sampled draft token"),
+        ("generate", "--verification trust", 2, "'trust' is not one of 'token', 'block', 'compare'"),
+        ("generate", "--verification greedy", 2, "'greedy' is not one of"),
+        ("generate", "--dtype int3", 2, "int3"),
+        ("generate", "--device abacus", 2, "--device abacus cannot be used here"),
+        ("generate", "--device meta", 2, "--device meta cannot be used here"),
+        ("generate", "--target smollm2", 1, "smollm2 is the name of a whole pair"),
+        ("generate", "--draft reference", 1, "reference is the name of a whole pair"),
+        ("generate", "--draft {folder}/other/draft", 1, "vocabular"),
+        ("generate", "--draft {folder}/damaged", 1, "{folder}/damaged"),
+        ("generate", "--target /nowhere --draft /nowhere --policy specdecpp:0.7", 2, "needs an acceptance head"),
+        ("generate", "--head {folder}/wide", 1, "width 48"),
+        ("generate", "--head {folder}/nowhere", 1, "there is no head at"),
+        ("bench", "--prompts ./nowhere.jsonl --prompt gsm8k", 1, "there is no file ./nowhere.jsonl"),
+        ("bench", "--costs 0.2", 2, "--costs is for --replay"),
+        ("bench", "--verification trust", 2, "a bench compares the verifications token, block"),
+        ("bench", "--max-tokens 1", 2, "at least 2 tokens"),
+        ("bench", "--out .", 1, "is a folder"),
+        ("check", "--minutes 0", 2, "a time above 0"),
+        ("check", "--minutes nan", 2, "a time above 0"),
+        ("check", "--minutes 2 --quick", 2, "Give one"),
+        ("check", "--num 1", 2, "greater than or equal to 2"),
     ],
 )
-def test_a_bad_option_is_refused(options: list[str], code: int, words: str, pair: list[str]):
-    """Catches a value that runs into a traceback, or a refusal that does not say what is wrong."""
-    assert words in refused("generate", "hello", *pair, *options, code=code)
+def test_a_bad_option_is_refused(verb: str, options: str, code: int, words: str, names: list[str], folder: Path):
+    """Catches a value that runs into a traceback, a refusal that does not say what is wrong, models that do not fit and decode
+    nonsense, a pair's name that is looked for on a hub, and a policy that fails only after minutes of loading."""
+    prompt = ["hello"] if verb == "generate" else []
+    assert words.format(folder=folder) in refused(verb, *prompt, *names, *options.format(folder=folder).split(), code=code)
 
 
 def test_no_prompt_is_bad_usage(pair: list[str], monkeypatch: pytest.MonkeyPatch):
@@ -234,29 +231,14 @@ def test_an_error_of_a_run_is_one_line(pair: list[str], folder: Path, monkeypatc
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate, "watched", interrupted)
+    monkeypatch.setattr(common, "watched", interrupted)
     assert refused("generate", "hello", *pair, code=130) == ""
-
-
-def test_a_damaged_model_fails(folder: Path, tmp_path: Path, names: list[str]):
-    """Catches a traceback from the reader of the weights."""
-    damaged = shutil.copytree(folder / "draft", tmp_path / "draft")
-    weights = damaged / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    assert str(damaged) in refused("generate", "hello", *names[:2], "--draft", str(damaged), code=1)
 
 
 def test_half_a_pair_is_bad_usage(names: list[str], folder: Path):
     """Catches half a pair that is completed by the reference pair, or loaded before it is refused."""
     assert "--target and --draft go together" in refused("generate", "hello", *names[2:], code=2)
     assert "a head needs --draft" in refused("generate", "hello", *names[:2], "--head", str(folder / "head"), code=2)
-
-
-@pytest.mark.parametrize("pair", ["smollm2", "reference"])
-def test_the_name_of_a_pair_is_no_model(pair: str, names: list[str]):
-    """Catches a pair's name that is looked for on a hub, for half a minute."""
-    for options in (["--target", pair, *names[2:]], [*names[:2], "--draft", pair]):
-        assert f"{pair} is the name of a whole pair" in refused("generate", "hello", *options, code=1)
 
 
 def test_a_folder_that_keeps_nothing_is_told(names: list[str], monkeypatch: pytest.MonkeyPatch):
@@ -291,20 +273,6 @@ def test_what_is_odd_about_a_pair_is_one_line(folder: Path, names: list[str], tm
     assert result.stderr.startswith("warning: ")
     assert result.stderr.endswith("the ids [999] end a text, and the models have ids up to 63\n")
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_models_that_do_not_fit_fail(folder: Path, names: list[str]):
-    """Catches an incompatible pair or head that decodes nonsense instead."""
-    other = str(folder / "other" / "draft")
-    assert "vocabular" in refused("generate", "hello", *names[:2], "--draft", other, code=1)
-    assert "width 48" in refused("generate", "hello", *names, "--head", str(folder / "wide"), code=1)
-    assert "there is no head at" in refused("generate", "hello", *names, "--head", str(folder / "nowhere"), code=1)
-
-
-def test_a_policy_without_its_head_is_refused_before_models_are_loaded():
-    """Catches a policy that fails only after minutes of loading."""
-    missing = ["--target", "/nowhere", "--draft", "/nowhere"]
-    assert "needs an acceptance head" in refused("generate", "hello", *missing, "--policy", "specdecpp:0.7", code=2)
 
 
 def test_a_reader_that_goes_away_is_no_error(pair: list[str]):

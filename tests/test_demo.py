@@ -5,19 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner, Result
+from command_line import call, named, save_head
 
-from specdecpp import cli
 from specdecpp.bench.results import Results
 from specdecpp.cli import demo
-from specdecpp.cli.common import DType, PairNames
-from specdecpp.head import AcceptanceHead, HeadCard
+from specdecpp.cli.common import PairNames
 from specdecpp.loading import shipped
 from specdecpp.loading.pair import load_pair
 from specdecpp.policies import CostAware, SpecDecPP
-
-SHORT = ["--num", "2", "--cycles", "1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,33 +24,23 @@ def few_tokens() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(folder: Path) -> Path:
-    torch.manual_seed(0)
-    AcceptanceHead(HeadCard(hidden_size=32, num_layers=1, stopping={"threshold": 0.6})).save_pretrained(folder / "head")
+    save_head(folder, stopping={"threshold": 0.6})
     return folder
 
 
-@pytest.fixture(scope="module")
-def names(folder: Path) -> list[str]:
-    return ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--head", str(folder / "head")]
-
-
-def call(*arguments: str) -> Result:
-    result = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["demo", *arguments])
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def test_the_result_is_that_of_a_bench_and_the_text_goes_to_stderr_under_json(names: list[str], tmp_path: Path):
+def test_the_result_is_that_of_a_bench_and_the_text_goes_to_stderr_under_json(folder: Path, tmp_path: Path):
     """Catches a demo with figures of its own, a plan that does not arrive, and text that gets into the JSON."""
-    spoken = call(*names, *SHORT, "--json")
+    spoken = call("demo", *named(folder, has_head=True), "--num", 2, "--cycles", 1, "--json")
+    assert spoken.exit_code == 0, spoken.output
     assert spoken.stdout.count("\n") == 1
     (tmp_path / "r.json").write_text(spoken.stdout)
     found = Results.read(tmp_path / "r.json")
     assert [row.role for row in found.rows] == ["target", "fixed", "free", "specdecpp", "cost_aware"]
     assert {(row.temperature, row.verification, row.num_prompts) for row in found.rows} == {(1.0, "token", 2)}
+    assert {(row.speedup_interval, row.gain_interval) for row in found.rows} == {(None, None)}, "two prompts are too few"
     plan = found.provenance["plan"]
     assert (plan["num_dev"], plan["num_test"], plan["num_cycles"], plan["max_tokens"]) == (3, 2, 1, 12)
-    assert "Mara bakes 24 muffins" in spoken.stderr
+    assert "Ana has" in spoken.stderr
     assert len(re.findall(r"accepted \d+   correction \d+   bonus \d+", spoken.stderr)) == 2
 
 
@@ -71,13 +56,13 @@ def test_the_contestants_are_the_ones_promised(folder: Path):
 
 def usual(**names: str) -> str | None:
     none = dict.fromkeys(("target", "draft", "head", "device", "backend"))
-    return PairNames(**none | names, dtype=DType.auto, copies=False).usual
+    return PairNames(**none | names, dtype="auto", copies=False).usual
 
 
-def test_the_usual_pair_is_the_real_one_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch, names: list[str]):
+def test_the_usual_pair_is_the_real_one_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch):
     """Catches a demo of the reference pair beside an installed SmolLM2, and one that needs it."""
     assert usual() == "reference"
-    assert "SmolLM2 is not installed" in call("--num", "1", "--cycles", "1").stderr
+    assert "SmolLM2 is not installed" in call("demo", "--num", 1, "--cycles", 1).stderr
     monkeypatch.setattr(shipped, "_packaged", lambda: Path("SmolLM2.gguf"))
     assert usual() == "smollm2"
     assert usual(head="head") == "reference"

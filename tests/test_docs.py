@@ -36,8 +36,8 @@ from specdecpp.loading import pair
 from specdecpp.loading.pair import REFERENCE
 from specdecpp.metrics import Metrics
 from specdecpp.policy_spec import policy_names
-from specdecpp.report.boards import boards
 from specdecpp.report.pictures import gallery
+from specdecpp.report.tables import boards
 from specdecpp.testing import practice_prompts
 from specdecpp.training.prompts import split_of
 

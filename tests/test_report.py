@@ -10,18 +10,19 @@ from collections.abc import Sequence
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as Xml
 
+import command_line
 import matplotlib as mpl
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from specdecpp import cli
-from specdecpp.bench.results import Results
-from specdecpp.report import page, render, tables
-from specdecpp.report.boards import boards
+from specdecpp.bench.results import Results, Row
+from specdecpp.report import pictures, render, tables
 from specdecpp.report.pictures import NEAR, Picture, gallery
+from specdecpp.report.tables import boards
 from specdecpp.report.theme import DARK, LIGHT
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d|10\d)[;m]")
@@ -51,7 +52,7 @@ DATASETS = ("alpaca", "gsm8k", "humaneval")
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["report", *map(str, arguments)], prog_name="specdecpp")
+    return command_line.call("report", *arguments)
 
 
 def shown(files: Sequence[Results], **options: object) -> str:
@@ -67,9 +68,9 @@ def drawn(*names: str) -> list[list[Picture]]:
     return gallery(boards([FILES[name] for name in names]))
 
 
-def page_of(files: Sequence[Results]) -> "Page":
-    found = boards(files)
-    return Page(page.page(found, gallery(found)))
+def page_of(file: Results) -> "Page":
+    found = boards([file])
+    return Page(pictures.page(found, gallery(found)))
 
 
 # Tables
@@ -78,13 +79,13 @@ def page_of(files: Sequence[Results]) -> "Page":
 def test_a_board_shows_the_chosen_rows_and_those_that_development_did_not_judge():
     """Catches a table flooded by every K, one without the paper's own setting, and one that lost the oracles."""
     board = boards([WHOLE])[1]
-    found = [row.label for row in board.headline("token")]
+    found = [row.label for row in board.under("token", is_whole=False)]
     assert sum(label.startswith("fixed") for label in found) == 1
     assert sum(label.startswith("cumulative") for label in found) == 1
     assert {"SpecDec++ 0.7 raw", "cost-aware", "hindsight", "perfect probability", "heuristic 5"} <= set(found)
     assert len(found) < len(board.under("token")) / 2
     swept = changed(WHOLE, rows=tuple(dataclasses.replace(r, chosen=False) for r in only(WHOLE, "fixed").rows))
-    assert len(boards([swept])[1].headline("token")) == 14  # nothing was chosen, so nothing is hidden
+    assert len(boards([swept])[1].under("token", is_whole=False)) == 14  # nothing was chosen, so nothing is hidden
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
@@ -95,7 +96,7 @@ def test_the_terminal_shows_every_chosen_row_within_80_columns(file: Results):
     assert "…" not in text
     for board in boards([file]):
         part = text.partition(board.title + " ")[2]
-        for row in (row for v in board.verifications for row in board.headline(v)):
+        for row in (row for v in board.verifications for row in board.under(v, is_whole=False)):
             line = next(line for line in part.splitlines() if tables.speed(row) in line)
             part = part[part.index(line) + len(line) :]
             assert line.strip().startswith(row.label[:18])
@@ -103,10 +104,9 @@ def test_the_terminal_shows_every_chosen_row_within_80_columns(file: Results):
     assert "note: " in text if file.notes else "note: " not in text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0816, "+8.2"), (-0.0816, "-8.2"), (-0.0004, "0.0"), (0.0, "0.0"), (None, "-")])
-def test_gains_have_a_sign_and_no_negative_zero(value: float | None, text: str):
+def test_gains_have_a_sign_and_no_negative_zero():
     """Catches a loss, or a gain, of nothing."""
-    assert tables.signed(value) == text
+    assert [tables.signed(x) for x in (0.0816, -0.0816, -0.0004, 0.0, None)] == ["+8.2", "-8.2", "0.0", "0.0", "-"]
 
 
 def test_long_names_and_large_numbers_keep_within_80_columns():
@@ -151,6 +151,27 @@ def test_the_page_has_the_figures_of_the_file(file: Results):
             assert cell == "-" if share is None else float(cell) == pytest.approx(100 * share, abs=0.51)
 
 
+def test_a_win_is_told_with_its_doubt_and_a_loss_as_a_loss():
+    """Catches a victory by luck that is announced as one, the block row taken for the token row, and a loss told as a win."""
+
+    def row(role: str, label: str, speedup: float, **more: Any) -> Row:
+        own = {"role": role, "label": label, "speedup": speedup, "speedup_interval": (1.13, 1.39), "verification": "token"}
+        return dataclasses.replace(WHOLE.rows[0], **own | {"gain_over_best_fixed": 0.0, "gain_interval": None} | more)
+
+    target, fixed = row("target", "target alone", 1.0), row("fixed", "fixed K = 2", 1.2)
+    ours = row("cost_aware", "cost-aware", 1.26, gain_over_best_fixed=0.05, gain_interval=(-0.01, 0.11))
+    gains = {"gain_over_best_fixed": 0.25, "gain_interval": (0.2, 0.3)}
+    block = row("cost_aware", "cost-aware", 1.5, verification="block", **gains)
+    assert [*tables.said([target, fixed, ours, block])] == [
+        "cost-aware (block) is fastest, 1.50 times [1.13, 1.39] the target alone, +25.0 % [+20.0, +30.0] on the best fixed K.",
+        "cost-aware reaches 1.26 times [1.13, 1.39], +5.0 % [-1.0, +11.0] on the best fixed K: too close to call.",
+    ]
+    assert [*tables.said([target, row("fixed", "fixed K = 2", 0.8)])] == [
+        "No rule is faster than the target alone; fixed K = 2 comes closest with 0.80 times [1.13, 1.39] the target alone.",
+    ]
+    assert [*tables.said([fixed, ours])] == [], "there is nothing to compare with"
+
+
 # Pictures
 
 
@@ -173,7 +194,7 @@ def test_rows_outside_the_pareto_picture_are_counted():
     """Catches slow settings that vanish without a word."""
     board = boards([WHOLE])[1]
     picture = drawn("whole")[1][0]
-    best = next(row for row in board.headline("token") if row.role == "fixed")
+    best = next(row for row in board.under("token", is_whole=False) if row.role == "fixed")
     num = sum(row.speedup < NEAR * best.speedup for row in board.under("token"))
     assert num
     assert f"({num} slower settings are not shown)" in picture.svg
@@ -207,13 +228,11 @@ def test_colours_can_be_told_from_the_ground(theme: dict[str, str]):
 class Page(HTMLParser):
     """Tags in balance, attributes and texts."""
 
-    VOID = ("meta", "br", "link", "img")
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: Counter[str] = Counter()
-        self.attributes: list[tuple[str, str]] = []
+        self.attributes: list[tuple[str, str | None]] = []
         self.texts: list[str] = []
         self.feed(text)
         self.close()
@@ -221,9 +240,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in self.VOID:
-            self.open.append(tag)
+        self.attributes += attrs
+        self.open += [tag] if tag not in ("meta", "img") else []
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -235,11 +253,11 @@ class Page(HTMLParser):
 def test_the_page_stands_alone_and_has_everything():
     """Catches a page that asks for a file or runs a script, loses a row, or follows one theme only."""
     names = ("whole", "cheap", "clock")
-    text = page.page(boards([FILES[name] for name in names]), drawn(*names))
+    text = pictures.page(boards([FILES[name] for name in names]), drawn(*names))
     found = Page(text)
     assert not {"script", "link", "iframe", "object"} & set(found.tags)
     assert not {"href", "srcset", "data", "style", "onload"} & {name for name, _ in found.attributes}
-    assert all(value.startswith("data:image/svg+xml") for name, value in found.attributes if name == "src")
+    assert all(str(value).startswith("data:image/svg+xml") for name, value in found.attributes if name == "src")
     assert not re.search(r"https?:|url\(|@import|@font-face", text)
     assert "prefers-color-scheme:dark" in text
     texts = Counter(found.texts)
@@ -264,14 +282,14 @@ def test_the_page_stands_alone_and_has_everything():
 def test_missing_parts_are_left_out(file: Results):
     """Catches a picture or a table that fails for want of an oracle, a best fixed K, gains, or more than one point."""
     assert shown([file])
-    assert page_of([file]).tags["table"]
+    assert page_of(file).tags["table"]
 
 
 def test_names_are_text_in_every_form():
     """Catches markup in a label that becomes markup of the page, of a picture or of a table."""
     rows = tuple(dataclasses.replace(row, label=HARD) for row in only(WHOLE, "target", "free", "fixed").rows if row.chosen)
     file = changed(WHOLE, rows=rows)
-    html = page_of([file])
+    html = page_of(file)
     assert html.texts.count(HARD) >= len(rows)
     assert not {"b", "em"} & set(html.tags)
     assert HARD in shown([file])
@@ -330,25 +348,23 @@ def test_without_matplotlib_pictures_are_refused(written: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["{f}/nowhere.json"], 1, "the results {f}/nowhere.json cannot be read"),
-        (["{f}/text.json"], 1, "{f}/text.json is no file of bench, or damaged (Invalid JSON"),
-        (["{f}/other.json"], 1, "{f}/other.json is no file of bench, or damaged (kind: Field required"),
-        (["{f}/empty.json"], 1, "the results have no row"),
-        (["{f}/a.json", "--dataset", "mbpp"], 2, "there is no data set 'mbpp' in the results, only gsm8k"),
-        (["{f}/a.json", "--html", "{f}"], 1, "{f} is a folder"),
-        (["{f}/a.json", "--svg", "{f}/a.json"], 1, "the folder {f}/a.json cannot be made"),
-        ([], 2, "Missing argument"),
+        ("nowhere.json", 1, "the results nowhere.json cannot be read"),
+        ("text.json", 1, "text.json is no file of bench, or damaged (Invalid JSON"),
+        ("other.json", 1, "other.json is no file of bench, or damaged (kind: Field required"),
+        ("empty.json", 1, "the results have no row"),
+        ("a.json --dataset mbpp", 2, "there is no data set 'mbpp' in the results, only gsm8k"),
+        ("a.json --html .", 1, ". is a folder"),
+        ("a.json --svg a.json", 1, "the folder a.json cannot be made"),
+        ("", 2, "Missing argument"),
     ],
 )
-def test_what_cannot_be_reported_is_refused_in_a_sentence(arguments: list[str], code: int, words: str, written: Path):
+def test_what_cannot_be_reported_is_refused(arguments: str, code: int, words: str, written: Path, monkeypatch: Any):
     """Catches a traceback, a wrong exit code, and a report of something else."""
-    (written / "text.json").write_text("no json")
-    (written / "other.json").write_text(json.dumps({"rows": []}))
-    changed(BARE, rows=()).write(written / "empty.json")
-    result = call(*(argument.replace("{f}", str(written)) for argument in arguments))
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert words.replace("{f}", str(written)) in result.stderr
-    assert "Traceback" not in result.stderr
+    monkeypatch.chdir(written)
+    Path("text.json").write_text("no json")
+    Path("other.json").write_text(json.dumps({"rows": []}))
+    changed(BARE, rows=()).write("empty.json")
+    assert words in command_line.refused("report", *arguments.split(), code=code)
 
 
 # Live text

@@ -1,16 +1,21 @@
 """What was measured so far, a JSON object a line: a run that is killed goes on where it was."""
 
 import json
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from realpair.prompts import SETS
+from specdecpp.bench.contest import interleaved
 
 Record = dict[str, Any]
 SAMPLINGS = ((0.0, 1.0), (0.7, 0.9))
 """Temperature and top_p."""
+WARM_UP = 8
+"""Tokens of an answer before the first that is timed: what is measured or started at first use."""
 KEY = "pair", "part", "set", "temperature", "prompt", "setting"
 
 
@@ -22,6 +27,10 @@ class Turn:
     temperature: float
     top_p: float
     prompt: int
+
+
+Run = Callable[[list[int], Turn, int], Mapping[str, float]]
+"""(Prompt, turn, most tokens) to tokens, seconds, and those of them in which the prompt was read."""
 
 
 def turns(num: int) -> list[Turn]:
@@ -63,6 +72,29 @@ class Log:
     def has(self, pair: str, part: str, turn: Turn | None, settings: Collection[str]) -> bool:
         """Tells whether all of them have answered; a turn that was interrupted is done again as a whole."""
         return all(self.get(pair, part, turn, setting) for setting in settings)
+
+    def measure(
+        self,
+        pair: str,
+        part: str,
+        runs: Mapping[str, Run],
+        waiting: Sequence[Turn],
+        prompt_of: Callable[[Turn], list[int]],
+        *,
+        tokens: int,
+    ) -> None:
+        """Everybody's answers to the prompts that are missing, in a random order for each prompt."""
+
+        def run(answer: Run, turn: Turn, tokens: int) -> Mapping[str, float]:
+            return answer(prompt_of(turn), turn, tokens)
+
+        own = {name: partial(run, answer) for name, answer in runs.items()}
+        found = interleaved(own, waiting, max_tokens=tokens, warm_up=WARM_UP, at_random=True)
+        for number, (name, turn, answer) in enumerate(found, 1):
+            place = {"set": turn.set, "temperature": turn.temperature, "prompt": turn.prompt}
+            self.add(pair=pair, part=part, **place, setting=name, **answer)
+            if number % len(own) == 0:
+                print(f"  {pair}, {part}: turn {number // len(own)} of {len(waiting)}", file=sys.stderr, flush=True)
 
     def agree(self, **plan: Any) -> None:
         """Keep the plan. Raises ValueError where the file was begun under another one: its runs would not be comparable."""

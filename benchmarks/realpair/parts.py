@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from peers.protocol import Load, Request, Worker
 
 import specdecpp as sd
 from realpair.files import REFERENCE, SMOLLM2, Names
-from realpair.log import Log, Turn, turns
+from realpair.log import Log, Run, Turn, turns
 from realpair.prompts import Messages
 from specdecpp import cache_dir
 from specdecpp.decoder import encode
@@ -34,12 +33,10 @@ ALONE, DEFAULT, FIXED = "none", "default", {f"fixed:{k}": k for k in (1, 2, 3, 5
 CONTESTANTS = (ALONE, *FIXED, DEFAULT)
 LLAMA = {"llama.cpp": None} | {f"llama.cpp, n-max {n}": n for n in (2, 4, 8, 16)}
 """Draft tokens a step, at most; None without the draft. Its p-min is the one it comes with."""
-LATER, WARM_UP, THREADS = 3, 8, 2
+LATER, THREADS = 3, 2
 VERDICT = re.compile(r"worth it|too close to call", re.IGNORECASE)
 CHECK_LIMIT_S, QUICK_LIMIT_S, RUN_LIMIT_S = 1200.0, 120.0, 600.0
 COMPILED = "specdecpp/native-*.so"
-Run = Callable[[list[int], Turn, int], dict[str, float]]
-"""(Prompt, turn, most tokens) to tokens, seconds, and those of them in which the prompt was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,16 +231,9 @@ def _in_turns(
     if not waiting:
         return
     pair = bench.load()
-    runs = runs_of(bench, settings)
-    for number, turn in enumerate(waiting):
-        prompt = encode(pair, bench.prompts[turn.set][turn.prompt])
-        if number == 0:
-            for name in settings:  # what is measured or started at first use
-                runs[name](prompt, turn, WARM_UP)
-        order = random.Random(f"{part} {turn}").sample(settings, len(settings))
-        for name in order:
-            bench.add(part, name, turn, **runs[name](prompt, turn, bench.plan.tokens))
-        print(f"  {bench.pair}, {part}: turn {number + 1} of {len(waiting)}", file=sys.stderr, flush=True)
+    prompts, tokens = bench.prompts, bench.plan.tokens
+    prompt_of = lambda turn: encode(pair, prompts[turn.set][turn.prompt])  # noqa: E731
+    bench.log.measure(bench.pair, part, runs_of(bench, settings), waiting, prompt_of, tokens=tokens)
 
 
 def _options(turn: Turn, tokens: int) -> dict[str, Any]:

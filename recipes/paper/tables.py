@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import specdecpp as sd
 from specdecpp import lab
 from specdecpp.bench.contestants import Contender
 from specdecpp.bench.replays import Recording, Stage, recorded
 from specdecpp.bench.results import Machine, Row, provenance_of
-from specdecpp.bench.rows import Entry, Tally, rows_of
+from specdecpp.bench.rows import Entry, rows_of
 from specdecpp.loading.pair import short_name
+from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.training import shards
 
@@ -146,32 +145,27 @@ class Paper:
                     policy="cost-aware",
                     label="cost-aware, block",
                     chosen=True,
-                    tally=block_tally([line for line in lines if line["source"] == dataset], machine),
+                    prompts=block_metrics([line for line in lines if line["source"] == dataset], machine),
                 ),
             ]
             rows.append(rows_of(entries, seed=0)[-1])
         return rows
 
 
-def block_tally(lines: list[dict], machine: Machine) -> Tally:
-    """Decoded steps at the costs they were decided for; a head's time belongs to drafting."""
+def block_metrics(lines: list[dict], machine: Machine) -> list[Metrics]:
+    """Decoded steps of each prompt at the costs they were decided for; a head's time belongs to drafting."""
     costs = machine.costs.with_head()
-    prompts = sorted({line["prompt"] for line in lines})
-    tokens, seconds = np.zeros(len(prompts)), np.zeros(len(prompts))
-    steps = drafted = accepted = 0
-    for line in lines:
-        i = prompts.index(line["prompt"])
-        tokens[i] += line["num_tokens"]
-        for k, a, n in line["rounds"]:
-            seconds[i] += n * costs.step_s(k)
-            steps, drafted, accepted = steps + n, drafted + n * k, accepted + n * a
-    return Tally(
-        tokens=tokens,
-        seconds=seconds,
-        num_steps=steps,
-        num_drafted=drafted,
-        num_accepted=accepted,
-    )
+    found: dict[Any, Metrics] = {}
+    for line in sorted(lines, key=lambda line: line["prompt"]):
+        answer = Metrics(
+            num_tokens=line["num_tokens"],
+            num_spec_steps=sum(n for *_, n in line["rounds"]),
+            num_draft_tokens=sum(n * k for k, _, n in line["rounds"]),
+            num_accepted_draft_tokens=sum(n * a for _, a, n in line["rounds"]),
+            verify_s=sum(n * costs.step_s(k) for k, _, n in line["rounds"]),
+        )
+        found[line["prompt"]] = found.get(line["prompt"], Metrics()) + answer
+    return list(found.values())
 
 
 def grid_table(recording: Recording, heads: Mapping[str, sd.AcceptanceHead], machine: Machine) -> dict[str, Any]:

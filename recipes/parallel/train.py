@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,8 @@ def main() -> None:
         asked = read([path], [builder], args.count)
         tokens, seconds = defaultdict(int), defaultdict(float)
         chat = [as_prompt(pair, text) for text in asked]
-        for name, _, answer in interleaved(
-            decoders, chat, num_cycles=2, max_tokens=args.tokens, sampling=Sampling(temperature=1.0), seed=3
-        ):
+        runs = {name: partial(answered, decoder, chat) for name, decoder in decoders.items()}
+        for name, _, answer in interleaved(runs, range(2 * len(chat)), max_tokens=args.tokens):
             tokens[name] += len(answer.tokens)
             seconds[name] += answer.metrics.elapsed_s
         found["sets"][builder] = {
@@ -151,6 +151,11 @@ def main() -> None:
         print(json.dumps(found["sets"][builder], indent=2), flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "measured.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def answered(decoder: sd.Decoder, prompts: Sequence[Any], turn: int, max_tokens: int) -> sd.Output:
+    prompt, sampling = prompts[turn % len(prompts)], Sampling(temperature=1.0)
+    return decoder.generate(prompt, max_tokens=max_tokens, sampling=sampling, seed=3 + turn)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
-from math import isfinite
+from math import inf, isfinite
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -70,8 +70,7 @@ class Trial:
     seconds: float = USUAL_S
     max_tokens: int = 96
     """Tokens of the whole answers whose time is given."""
-    temperature: float = 1.0
-    top_p: float = 1.0
+    sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,11 +78,6 @@ class Trial:
             raise ValueError(
                 f"a check needs answers of at least 8 tokens and a time above 0, got {self.max_tokens} and {self.seconds:g} s"
             )
-        assert self.sampling
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(temperature=self.temperature, top_p=self.top_p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +199,7 @@ class Check:
 
     @property
     def is_tight(self) -> bool:
-        if self.best.interval is None:
-            return False
-        low, high = self.best.interval
+        low, high = self.best.interval or (0.0, inf)
         return (high - low) / 2 <= TIGHT * self.best.speedup
 
     @property
@@ -251,8 +243,8 @@ class Check:
 
 def parts(sums: Sums, i: int) -> tuple[Figure, Figure]:
     """Time of drafting and of the pass of a measured length, in passes of the target alone; of length 0 (1, its seconds)."""
-    num, draft, verify = (sums.lengths[..., i, j] for j in range(3))
-    return np.exp(ratio(draft, num)), np.exp(ratio(verify, num))
+    num = sums.lengths[..., i, 0]
+    return np.exp(ratio(sums.lengths[..., i, 1], num)), np.exp(ratio(sums.lengths[..., i, 2], num))
 
 
 def alone(sums: Sums) -> Figure:
@@ -262,12 +254,10 @@ def alone(sums: Sums) -> Figure:
 
 def step_of(sums: Sums, k: int) -> Figure:
     """Time of a step with k draft tokens, linear between the lengths that were timed."""
-    known = [i for i in range(len(LENGTHS)) if i == 0 or np.any(sums.lengths[..., i, 0])]
-    above = next(i for i in known if LENGTHS[i] >= k)
-    below = max(i for i in known if LENGTHS[i] <= k)
-    share = 0.0 if above == below else (k - LENGTHS[below]) / (LENGTHS[above] - LENGTHS[below])
-    ends = [1.0 if i == 0 else sum(parts(sums, i)) for i in (below, above)]
-    return (1 - share) * ends[0] + share * ends[1]
+    known = {0: 1.0} | {n: sum(parts(sums, i)) for i, n in enumerate(LENGTHS) if n and np.any(sums.lengths[..., i, 0])}
+    below, above = max(n for n in known if n <= k), min(n for n in known if n >= k)
+    share = (k - below) / max(1, above - below)
+    return (1 - share) * known[below] + share * known[above]
 
 
 def tokens_of(sums: Sums, k: int) -> Figure:

@@ -8,17 +8,19 @@ an order that rotates, after an untimed step, so that a slow moment of the machi
 and intervals resample prompts.
 """
 
+import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from specdecpp.bench.contestants import ALONE, TARGET, Contender
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Machine, Results, provenance_of
-from specdecpp.bench.rows import MIN_PROMPTS, Entry, Tally, rows_of
-from specdecpp.decoder import Decoder, Output, Prompt
-from specdecpp.head import AcceptanceHead
+from specdecpp.bench.rows import MIN_PROMPTS, Entry, rows_of
+from specdecpp.decoder import Decoder, Output
 from specdecpp.loading.pair import Pair
+from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
 from specdecpp.policy_spec import label_of, spec_of
@@ -27,28 +29,32 @@ from specdecpp.verify import is_lossless, verifications
 
 WARM_UP_TOKENS = 4
 Key = TypeVar("Key", bound=Hashable)
+Turn = TypeVar("Turn")
+Answer = TypeVar("Answer")
 Tick = Callable[[str], None]
 
 
 def interleaved(
-    decoders: Mapping[Key, Decoder],
-    prompts: Sequence[Prompt],
+    runs: Mapping[Key, Callable[[Turn, int], Answer]],
+    turns: Sequence[Turn],
     *,
-    num_cycles: int,
     max_tokens: int,
-    sampling: Sampling,
-    seed: int,
-) -> Iterator[tuple[Key, int, Output]]:
-    """Every decoder on every prompt in every cycle, as it comes: (whose, of which prompt, the answer).
+    warm_up: int = WARM_UP_TOKENS,
+    at_random: bool = False,
+) -> Iterator[tuple[Key, Turn, Answer]]:
+    """Every contestant in every turn, as it comes: (whose, which turn, the answer), after a short untimed answer of each.
 
-    A prompt has the same seed for all, and another one in every cycle.
+    `runs` take a turn and the most tokens of the answer. The order is that of `in_turn`; at random it depends on the turn
+    alone, so that a comparison which was stopped goes on as it would have gone.
     """
-    num_turns = num_cycles * len(prompts)
-    for turn in range(num_turns):
-        place = turn % len(prompts)
-        for key in in_turn(list(decoders), turn, num_turns=num_turns):
-            answer = decoders[key].generate(prompts[place], max_tokens=max_tokens, sampling=sampling, seed=seed + turn)
-            yield key, place, answer
+    for run in runs.values() if turns else ():
+        run(turns[0], warm_up)
+    for number, turn in enumerate(turns):
+        order = in_turn([*runs], number, num_turns=len(turns))
+        if at_random:
+            order = random.Random(str(turn)).sample([*runs], len(runs))
+        for key in order:
+            yield key, turn, runs[key](turn, max_tokens)
 
 
 def in_turn(contestants: Sequence[Any], turn: int, *, num_turns: int) -> Sequence[Any]:
@@ -97,11 +103,6 @@ QUICK = {"num_dev": 3, "num_test": 6, "num_cycles": 1, "max_tokens": 64}
 """Sizes of a quick bench."""
 
 
-def usual_sampling(pair: str | None) -> dict[str, float]:
-    """Temperature and top_p that users of the pair of this name ask for; of others temperature 1."""
-    return {"temperature": 0.7, "top_p": 0.9} if pair == "smollm2" else {"temperature": 1.0, "top_p": 1.0}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
     """One rule in one setting under one verification."""
@@ -111,23 +112,20 @@ class Contestant:
     verification: str
 
 
-Answers = list[list[Output]]
-"""Timed answers of one contestant: by prompt, then by cycle."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Heat:
     """Everything that was run on some prompts at one temperature: whole turns, in each of which every contestant answered."""
 
     temperature: float
     contestants: Sequence[Contestant]
-    num_prompts: int
+    prompts: Sequence[Sequence[int]]
     turns: list[tuple[int, Mapping[Contestant, Output]]] = field(default_factory=list)
     """Places of prompts, and the answers to them."""
 
     @property
-    def answers(self) -> dict[Contestant, Answers]:
-        places = range(self.num_prompts)
+    def answers(self) -> dict[Contestant, list[list[Output]]]:
+        """Timed answers of each contestant: by prompt, then by cycle."""
+        places = range(len(self.prompts))
         return {c: [[of[c] for place, of in self.turns if place == i] for i in places] for c in self.contestants}
 
 
@@ -151,9 +149,8 @@ class Contest:
             )
         for temperature in self.plan.temperatures:
             for verification in self.plan.verifications_at(temperature):
-                for rule in self.rules:
-                    for policy in rule.settings:
-                        self._decoder(Contestant(rule=rule, policy=policy, verification=verification))
+                for contestant in self._contestants(verification):
+                    self._decoder(contestant)
 
     @property
     def dev(self) -> list[Sequence[int]]:
@@ -188,8 +185,8 @@ class Contest:
                 contestants = [Contestant(rule=ALONE, policy=TARGET, verification=names[0])]
                 for name in names:
                     contestants += self.chosen(name, temperature, tick)
-                heats.append(Heat(temperature=temperature, contestants=contestants, num_prompts=len(self.test)))
-                self._time(heats[-1], self.test, num_cycles=self.plan.num_cycles, tick=tick)
+                heats.append(Heat(temperature=temperature, contestants=contestants, prompts=self.test))
+                self._time(heats[-1], num_cycles=self.plan.num_cycles, tick=tick)
         except KeyboardInterrupt:
             if not any(heat.turns for heat in heats):
                 raise
@@ -197,30 +194,33 @@ class Contest:
 
     def chosen(self, verification: str, temperature: float, tick: Tick = lambda label: None) -> list[Contestant]:
         """Each rule in the setting with the most tokens per second over all development prompts."""
-        settings = {
-            rule: [Contestant(rule=rule, policy=policy, verification=verification) for policy in rule.settings]
-            for rule in self.rules
-        }
-        tried = [contestant for of in settings.values() for contestant in of if len(of) > 1]
-        heat = Heat(temperature=temperature, contestants=tried, num_prompts=len(self.dev))
-        self._time(heat, self.dev, num_cycles=1, tick=tick)
-        speed = {contestant: Tally.of(of).tokens_per_second for contestant, of in heat.answers.items()}
-        return [max(of, key=lambda contestant: speed.get(contestant, 0.0)) for of in settings.values()]
+        settings = self._contestants(verification)
+        tried = [contestant for contestant in settings if len(contestant.rule.settings) > 1]
+        heat = Heat(temperature=temperature, contestants=tried, prompts=self.dev)
+        self._time(heat, num_cycles=1, tick=tick)
+        speed = {contestant: sum(pooled(of), Metrics()).tokens_per_second for contestant, of in heat.answers.items()}
+        of_rules = [[contestant for contestant in settings if contestant.rule is rule] for rule in self.rules]
+        return [max(of, key=lambda contestant: speed.get(contestant, 0.0)) for of in of_rules]
 
-    def _time(self, heat: Heat, prompts: Sequence[Sequence[int]], *, num_cycles: int, tick: Tick) -> None:
-        """Fill in the turns of a heat, after a few untimed tokens."""
-        plan, decoders = self.plan, {contestant: self._decoder(contestant) for contestant in heat.contestants}
-        sampling = Sampling(temperature=heat.temperature, top_p=plan.top_p)
-        for decoder in decoders.values():
-            decoder.generate(prompts[0], max_tokens=WARM_UP_TOKENS, sampling=sampling, seed=plan.seed)
-        options = {"num_cycles": num_cycles, "max_tokens": plan.max_tokens, "seed": plan.seed}
-        turn: dict[Contestant, Output] = {}
-        for contestant, place, output in interleaved(decoders, prompts, sampling=sampling, **options):
-            turn[contestant] = output
+    def _contestants(self, verification: str) -> list[Contestant]:
+        return [Contestant(rule=r, policy=policy, verification=verification) for r in self.rules for policy in r.settings]
+
+    def _time(self, heat: Heat, *, num_cycles: int, tick: Tick) -> None:
+        """Fill in the turns of a heat. A prompt has the same seed for all, and another one in every cycle."""
+        sampling, num = Sampling(temperature=heat.temperature, top_p=self.plan.top_p), len(heat.prompts)
+
+        def run(decoder: Decoder, turn: int, max_tokens: int) -> Output:
+            prompt, seed = heat.prompts[turn % num], self.plan.seed + turn
+            return decoder.generate(prompt, max_tokens=max_tokens, sampling=sampling, seed=seed)
+
+        runs = {contestant: partial(run, self._decoder(contestant)) for contestant in heat.contestants}
+        answers: dict[Contestant, Output] = {}
+        for contestant, turn, output in interleaved(runs, range(num_cycles * num), max_tokens=self.plan.max_tokens):
+            answers[contestant] = output
             tick(label_of(contestant.policy))
-            if len(turn) == len(decoders):  # one that not all have finished counts for none
-                heat.turns.append((place, turn))
-                turn = {}
+            if len(answers) == len(runs):  # a turn that not all have finished counts for none
+                heat.turns.append((turn % num, answers))
+                answers = {}
 
     def _decoder(self, contestant: Contestant) -> Decoder:
         return Decoder(
@@ -232,18 +232,23 @@ class Contest:
         )
 
 
+def pooled(answers: Sequence[Sequence[Output]]) -> list[Metrics]:
+    """Metrics of each prompt, all its answers together."""
+    return [sum((answer.metrics for answer in of), Metrics()) for of in answers]
+
+
 def results_of(contest: Contest, heats: Sequence[Heat], *, notes: Sequence[str] = ()) -> Results:
     """The rows with where they come from; `notes` stand after those about the conditions."""
     plan = contest.plan
-    is_partial = sum(len(heat.turns) for heat in heats) < len(plan.temperatures) * len(contest.test) * plan.num_cycles
+    num_turns = len(plan.temperatures) * len(contest.test) * plan.num_cycles
     data = {q.dataset: {"num_dev": len(q.dev), "num_test": len(q.test)} for q in contest.sets}
     return Results(
         kind="bench",
         provenance=provenance_of(contest.pair, seed=plan.seed, data=data, plan=asdict(plan)),
         costs=Machine(name="measured", costs=contest.costs).to_dict(),
         rows=rows_of(list(_entries(contest, heats)), seed=plan.seed),
-        notes=(*([interrupted(contest, heats)] if is_partial else []), *conditions(contest), *notes),
-        is_partial=is_partial,
+        notes=(*conditions(contest, heats), *notes),
+        is_partial=sum(len(heat.turns) for heat in heats) < num_turns,
     )
 
 
@@ -263,47 +268,36 @@ def _entries(contest: Contest, heats: Sequence[Heat]) -> Iterator[Entry]:
                         policy=spec_of(contestant.policy),
                         label=label_of(contestant.policy),
                         chosen=True,
-                        tally=Tally.of(own),
+                        prompts=pooled(own),
                     )
             start = end
 
 
-def interrupted(contest: Contest, heats: Sequence[Heat]) -> str:
-    """A sentence on how far a contest came."""
-    of = len(contest.test) * contest.plan.num_cycles
+def conditions(contest: Contest, heats: Sequence[Heat]) -> list[str]:
+    """Notes for a reader of the table; the first says how far an interrupted contest came."""
+    plan, notes = contest.plan, []
+    num = len(contest.test) * plan.num_cycles
     done = {heat.temperature: len(heat.turns) for heat in heats}
-    whole = ", ".join(f"{done.get(t, 0)} of {of} at temperature {t:g}" for t in contest.plan.temperatures)
-    return (
-        f"Interrupted: of the turns of all rules ({len(contest.test)} prompts x {contest.plan.num_cycles}) these are whole: "
-        f"{whole}."
-    )
-
-
-def conditions(contest: Contest) -> list[str]:
-    """Notes for a reader of the table."""
-    plan = contest.plan
-    notes = [
+    if sum(done.values()) < num * len(plan.temperatures):
+        whole = ", ".join(f"{done.get(t, 0)} of {num} at temperature {t:g}" for t in plan.temperatures)
+        turns = f"the turns of all rules ({len(contest.test)} prompts x {plan.num_cycles})"
+        notes.append(f"Interrupted: of {turns} these are whole: {whole}.")
+    notes.append(
         f"{len(contest.test)} prompts x {plan.num_cycles}, up to {plan.max_tokens} tokens"
         f"{f', top_p {plan.top_p:g}' if plan.top_p < 1 else ''}; settings were chosen on {len(contest.dev)} "
         "other prompts, once for all data sets; gains are over the best fixed K under token verification."
-    ]
+    )
     if len(contest.test) < MIN_PROMPTS:
         notes.append(f"There are no intervals: fewer than {MIN_PROMPTS} prompts say nothing about their spread.")
-    policies = {policy for rule in contest.rules for policy in rule.settings}
-    return notes + head_notes(policies, temperatures=plan.temperatures)
+    return notes + head_notes(contest.rules, temperatures=plan.temperatures)
 
 
-def head_of(policy: Policy) -> AcceptanceHead | None:
-    """The head that a policy asks, its own or that of a rule it is made of."""
-    return next(iter(heads(policy)), None)
-
-
-def head_notes(policies: Iterable[Policy], *, temperatures: Sequence[float]) -> list[str]:
+def head_notes(rules: Iterable[Contender], *, temperatures: Sequence[float]) -> list[str]:
     """Heads that were asked at temperatures which they were not made for."""
-    notes: set[str] = set()
-    for head in filter(None, map(head_of, policies)):
-        made_for = (head.card.sampling or {}).get("temperature")
-        other = [f"{t:g}" for t in temperatures if made_for is not None and t != made_for]
-        if other:
-            notes.add(f"The head was made for temperature {made_for:g}, and was also asked at {', '.join(other)}.")
-    return sorted(notes)
+    asked = {head for rule in rules for policy in rule.settings for head in heads(policy)}
+    made_for: set[Any] = {(head.card.sampling or {}).get("temperature") for head in asked} - {None}
+    return [
+        f"The head was made for temperature {t:g}, and was also asked at {', '.join(other)}."
+        for t in sorted(made_for)
+        if (other := [f"{other:g}" for other in temperatures if other != t])
+    ]

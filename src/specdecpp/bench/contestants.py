@@ -4,7 +4,7 @@ The target alone and the best fixed K are in every field: everything is measured
 `policy_spec.KINDS`, so a new one takes part without a change here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -37,36 +37,30 @@ ALONE = Contender(role="target", settings=(TARGET,))
 
 
 def default_field(heads: Sequence["AcceptanceHead"] = (), *, quick: bool = False) -> tuple[Contender, ...]:
-    """Fixed K of 1 to 20, every free rule, two rules made of others, the default by q, and what each head makes possible
-    (`head_rules`). A quick field has half the settings."""
+    """Fixed K of 1 to 20, every free rule, two rules made of others, the default by q, and what each head makes possible:
+    SpecDec++ tuned from the setting on the head's card, SpecDec++ as in the paper (0.7 on the raw score, 2 to 20 draft tokens)
+    and, where the head is calibrated, the rule without a threshold. A quick field has half the settings."""
+    every = 2 if quick else 1
     rules = [fixed_rule(quick=quick)]
     for kind in KINDS.values():
         needs = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
         if needs or takes_head(kind) or issubclass(kind, Fixed):
             continue
         policy = kind()
-        thresholds = _thin(CUMULATIVE, quick) if isinstance(policy, CumulativeConfidence) else ()
-        settings = tuple(replace(policy, threshold=t) for t in thresholds) or (policy,)
+        tried = isinstance(policy, CumulativeConfidence)
+        settings = tuple(replace(policy, threshold=t) for t in CUMULATIVE[::every]) if tried else (policy,)
         rules.append(Contender(role="free", settings=settings))
     others = [parse_policy(spec).policy for spec in MADE_OF_OTHERS if spec.partition(":")[0] in WRAPPERS]
     rules += [Contender(role="other", settings=(policy,)) for policy in others]
     rules.append(Contender(role="cost_aware", settings=(CostAware(),)))
-    return (*rules, *(rule for head in heads for rule in head_rules(head, quick=quick)))
-
-
-def head_rules(head: "AcceptanceHead", *, quick: bool = False) -> Iterator[Contender]:
-    """SpecDec++ tuned from the setting on the head's card, SpecDec++ as in the paper (0.7 on the raw score, 2 to 20 draft
-    tokens) and, where the head is calibrated, the rule without a threshold."""
-    card = SpecDecPP.tuned(head)
-    thresholds = dict.fromkeys([*_thin(SPECDECPP, quick), card.threshold])
-    yield Contender(role="specdecpp", settings=tuple(replace(card, threshold=t) for t in thresholds))
-    yield Contender(role="specdecpp", settings=(SpecDecPP(head=head),))
-    if head.card.is_calibrated:
-        yield Contender(role="cost_aware", settings=(CostAware(head=head),))
-
-
-def _thin(values: tuple[float, ...], quick: bool) -> tuple[float, ...]:
-    return values[:: 2 if quick else 1]
+    for head in heads:
+        card = SpecDecPP.tuned(head)
+        thresholds = dict.fromkeys([*SPECDECPP[::every], card.threshold])
+        rules.append(Contender(role="specdecpp", settings=tuple(replace(card, threshold=t) for t in thresholds)))
+        rules.append(Contender(role="specdecpp", settings=(SpecDecPP(head=head),)))
+        if head.card.is_calibrated:
+            rules.append(Contender(role="cost_aware", settings=(CostAware(head=head),)))
+    return tuple(rules)
 
 
 def fixed_rule(*, quick: bool = False) -> Contender:
@@ -88,19 +82,6 @@ def field_for(
     named = tuple(dict.fromkeys(policy for policy in policies if policy != TARGET))
     given = tuple(policy for policy in named if isinstance(policy, Fixed))
     fixed = Contender(role="fixed", settings=given) if given else fixed_rule(quick=quick)
-    return (fixed, *(Contender(role=role_of(p), settings=(p,)) for p in named if not isinstance(p, Fixed)))
-
-
-def role_of(policy: Policy) -> Role:
-    """The role of a policy in a comparison."""
-    match policy:
-        case Fixed(k=0):
-            return "target"
-        case Fixed():
-            return "fixed"
-        case SpecDecPP():
-            return "specdecpp"
-        case CostAware():
-            return "cost_aware"
-    is_free = any(type(policy) is kind for kind in KINDS.values()) and not takes_head(type(policy))
-    return "free" if is_free else "other"
+    roles: dict[type[Policy], Role] = {type(policy): rule.role for rule in default_field(heads) for policy in rule.settings}
+    others = (Contender(role=roles.get(type(p), "other"), settings=(p,)) for p in named if not isinstance(p, Fixed))
+    return (fixed, *others)

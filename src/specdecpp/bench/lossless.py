@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.bench.contest import Answers, Contest, Heat
+from specdecpp.bench.contest import Contest, Heat
 from specdecpp.bench.contestants import ALONE
+from specdecpp.decoder import Output
 from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import label_of
 from specdecpp.sampling import Sampling, at_least_float32, probabilities
@@ -77,29 +78,34 @@ def verify(contest: Contest, heats: Sequence[Heat]) -> list[Finding]:
         alone = next(answers for contestant, answers in heat.answers.items() if contestant.rule is ALONE)
         for contestant, answers in heat.answers.items():
             name = f"{label_of(contestant.policy)}, {contestant.verification}, T = {heat.temperature:g}"
+            own = [(prompt, answer) for prompt, of in zip(contest.test, answers, strict=True) for answer in of]
             if heat.temperature == 0:
-                findings.append(_greedy(contest, name, answers, alone))
+                expected = [of[0] for of in alone for _ in of]
+                findings.append(_greedy(contest.pair, name, own, expected))
             else:
-                findings.append(_sampled(contest, name, answers, heat.temperature, alarm=FALSE_ALARM / num_sampled))
+                sampling = Sampling(temperature=heat.temperature, top_p=contest.plan.top_p)
+                findings.append(_sampled(contest.pair, name, own, sampling, alarm=FALSE_ALARM / num_sampled))
     return findings
 
 
-def _greedy(contest: Contest, name: str, answers: Answers, alone: Answers) -> Finding:
+Answers = Sequence[tuple[Sequence[int], Output]]
+"""Prompts and answers."""
+
+
+def _greedy(pair: Pair, name: str, answers: Answers, alone: Sequence[Output]) -> Finding:
     """Comparison of every answer with the target's own, ties aside."""
-    num_ties, num_tokens = 0, sum(len(answer.tokens) for of in answers for answer in of)
-    for prompt, of, expected in zip(contest.test, answers, alone, strict=True):
-        for answer in of:  # none of a prompt that an interrupted contest did not come to
-            own = expected[0].tokens
-            at = next((i for i, (a, b) in enumerate(zip_longest(answer.tokens, own)) if a != b), None)
-            if at is None:
-                continue
-            context, is_inside = [*prompt, *own[:at]], at < min(len(answer.tokens), len(own))
-            if is_inside and _is_tie(contest.pair, context, own[at], answer.tokens[at]):
-                num_ties += 1
-                continue
+    num_ties, reason = 0, None
+    for (prompt, answer), expected in zip(answers, alone, strict=True):
+        own = expected.tokens
+        at = next((i for i, (a, b) in enumerate(zip_longest(answer.tokens, own)) if a != b), None)
+        if at is None:
+            continue
+        is_inside = at < min(len(answer.tokens), len(own))
+        if is_inside and _is_tie(pair, [*prompt, *own[:at]], own[at], answer.tokens[at]):
+            num_ties += 1
+        elif reason is None:
             reason = f"token {at + 1} of an answer is not the target's argmax"
-            return Finding(name=name, reason=reason, num_tokens=num_tokens, num_ties=num_ties)
-    return Finding(name=name, reason=None, num_tokens=num_tokens, num_ties=num_ties)
+    return Finding(name=name, reason=reason, num_tokens=sum(len(of.tokens) for _, of in answers), num_ties=num_ties)
 
 
 def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
@@ -110,15 +116,9 @@ def _is_tie(pair: Pair, context: list[int], token: int, other: int) -> bool:
     return gap <= (TIE_ULP_HALF if is_half else TIE_ULP) * torch.finfo(logits.dtype).eps * max(size, 1.0)
 
 
-def _sampled(contest: Contest, name: str, answers: Answers, temperature: float, *, alarm: float) -> Finding:
+def _sampled(pair: Pair, name: str, answers: Answers, sampling: Sampling, *, alarm: float) -> Finding:
     """Test whether the parts of the vocabulary came as often as p says."""
-    sampling = Sampling(temperature=temperature, top_p=contest.plan.top_p)
-    pairs = [
-        parts(contest.pair, prompt, answer.tokens, sampling)
-        for prompt, of in zip(contest.test, answers, strict=True)
-        for answer in of
-        if answer.tokens
-    ]
+    pairs = [parts(pair, prompt, answer.tokens, sampling) for prompt, answer in answers if answer.tokens]
     counts, distributions = (torch.cat(side) for side in zip(*pairs, strict=True))
     p_value = chi_square_p(counts, distributions)
     failed = f"its tokens are not distributed as the target's (p-value {p_value:.1g})" if p_value < alarm else None
@@ -163,13 +163,10 @@ def chi_square_p(counts: Float[Tensor, "N C"], distributions: Float[Tensor, "N C
 
 def _joined(expected: Sequence[float]) -> list[list[int]]:
     """Neighbours together until each group expects enough; what is left at the end joins the last group."""
-    groups: list[list[int]] = []
-    open_group: list[int] = []
+    groups: list[list[int]] = [[]]
     for i in range(len(expected)):
-        open_group.append(i)
-        if sum(expected[j] for j in open_group) >= LEAST:
-            groups.append(open_group)
-            open_group = []
-    if open_group:
-        groups = [*groups[:-1], [*(groups[-1] if groups else []), *open_group]]
-    return groups
+        groups[-1].append(i)
+        if sum(expected[j] for j in groups[-1]) >= LEAST:
+            groups.append([])
+    *whole, rest = groups
+    return [*whole[:-1], [*whole[-1], *rest]] if whole else [rest]

@@ -4,7 +4,7 @@ A prompt's side is decided by its hash, as in `training.prompts`, so that it dep
 how many are asked for; the first of each side, in an order that also comes from hashes, take part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -13,34 +13,10 @@ from specdecpp.decoder import encode
 from specdecpp.errors import DataError
 from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import as_prompt
+from specdecpp.testing import practice_prompts
 from specdecpp.training.prompts import gather, sources
 
 DEV_SHARE = 0.3
-_THINK = "\nLet's think step by step."
-_SCRIPT = "Write a Python script for this problem:\n\n"
-_COUNT_RISES = '''def count_rises(prices: list[float]) -> int:
-    """Return how often a price is higher than the one before it.
-
-    >>> count_rises([3.0, 4.0, 2.5, 6.0])
-    2
-    """'''
-_SHORTEST = '''def shortest(words: list[str]) -> str:
-    """Return the shortest word; the first one if there are several."""'''
-# Ours, in the formats that the reference pair was trained on.
-PROMPTS = (
-    "Mara bakes 24 muffins in the morning and twice as many in the afternoon. She packs them into boxes of 6 and sells "
-    f"each box for $9. How many dollars does she earn if she sells every box?{_THINK}",
-    _SCRIPT + _COUNT_RISES,
-    "Give three tips for keeping houseplants alive during a long holiday.",
-    "A ferry takes 36 cars on each trip. It makes 5 trips on Saturday and 3 trips on Sunday. If each car pays $7, how "
-    f"much more money does the ferry take on Saturday than on Sunday?{_THINK}",
-)
-DEV_PROMPTS = (
-    "Tom reads 15 pages of a book every weekday and 30 pages on each day of the weekend. The book has 315 pages. How "
-    f"many weeks does he need to finish it?{_THINK}",
-    _SCRIPT + _SHORTEST,
-    "Explain in a few sentences why the sea is salty.",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +28,20 @@ class Questions:
     test: tuple[Any, ...]
 
 
-BUILT_IN = Questions(dataset="built-in", dev=DEV_PROMPTS, test=PROMPTS)
+PRACTICE = Questions(dataset="practice", dev=(), test=tuple(practice_prompts()))
+"""Prompts of every kind."""
+BUILT_IN = Questions(
+    dataset="built-in",
+    dev=tuple(PRACTICE.test[i] for i in (60, 101, 180)),
+    test=tuple(PRACTICE.test[i] for i in (2, 90, 141, 45)),
+)
+"""A few of them, for those who name no file."""
 
 
 def read(files: Sequence[str], prompts: Sequence[str]) -> list[Questions]:
     """The texts of files under prompt builders: one for each file, one for all, or none where rows have a column `text`.
 
-    No files: a few prompts of ours. Raises ValueError where the two do not go together and `DataError` for a file that
+    No files: a few practice prompts. Raises ValueError where the two do not go together and `DataError` for a file that
     cannot be read.
 
     >>> read(["gsm8k_test.jsonl"], ["gsm8k"])[0].dataset                                         # doctest: +SKIP
@@ -82,18 +65,16 @@ def read(files: Sequence[str], prompts: Sequence[str]) -> list[Questions]:
 
 def encoded(pair: Pair, texts: Questions, *, num_dev: int, num_test: int) -> Questions:
     """The first prompts of both sides that leave room for an answer, as ids. Raises `DataError` where none can be measured."""
-    dev, test = (tuple(islice(_ids(pair, side), num)) for side, num in ((texts.dev, num_dev), (texts.test, num_test)))
-    if not test:
+    room = min((n for n in (pair.target.max_length, pair.draft.max_length) if n is not None), default=2**31)
+
+    def first(num: int, side: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        ids = (tuple(encode(pair, as_prompt(pair, text))) for text in side)
+        return tuple(islice((of for of in ids if 0 < len(of) < room), num))
+
+    found = Questions(dataset=texts.dataset, dev=first(num_dev, texts.dev), test=first(num_test, texts.test))
+    if not found.test:
         raise DataError(
             f"{texts.dataset} has no prompts to measure that leave room for an answer ({len(texts.test)} may be measured). "
             "Give a file with more prompts, or with shorter ones."
         )
-    return Questions(dataset=texts.dataset, dev=dev, test=test)
-
-
-def _ids(pair: Pair, texts: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """User messages as ids; those that leave no room for an answer are left out."""
-    room = min((n for n in (pair.target.max_length, pair.draft.max_length) if n is not None), default=2**31)
-    for text in texts:
-        if 0 < len(ids := tuple(encode(pair, as_prompt(pair, text)))) < room:
-            yield ids
+    return found

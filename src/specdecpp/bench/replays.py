@@ -8,19 +8,19 @@ the same coins. The oracles say what could be had: with hindsight, with a perfec
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from specdecpp.bench.contest import head_notes, head_of
+from specdecpp.bench.contest import head_notes
 from specdecpp.bench.contestants import ALONE, Contender
 from specdecpp.bench.results import Machine, Results, Role, Row, head_about, provenance_of
-from specdecpp.bench.rows import Entry, Tally, rows_of
+from specdecpp.bench.rows import Entry, rows_of
 from specdecpp.errors import DataError
 from specdecpp.head import AcceptanceHead
 from specdecpp.loading.pair import REFERENCE, short_name
+from specdecpp.metrics import Metrics
 from specdecpp.policies import Fixed, Policy
-from specdecpp.policies.head import costs_for
+from specdecpp.policies.head import costs_for, heads
 from specdecpp.policy_spec import label_of, spec_of
 from specdecpp.replay.replay import replay
 from specdecpp.replay.replayed import Replayed
@@ -30,12 +30,7 @@ from specdecpp.training.evaluate import labels_for
 from specdecpp.training.traces import Terms, trace
 
 Oracle = Callable[..., Replayed]
-
-
-@cache
-def oracles_known() -> Mapping[str, tuple[str, Oracle]]:
-    """Label and function of each oracle that the entry point `specdecpp.oracles` names: those of the lab."""
-    return {key: of for point in entry_points(group="specdecpp.oracles") for key, of in point.load().items()}
+"""A function that the entry point `specdecpp.oracles` names by its label: those of the lab."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +53,8 @@ class Recording:
 
     def name_of(self, policy: Policy) -> str:
         """A policy as a table shows it, with the name of its head where there are several."""
-        named = [name for name, head in self.heads.items() if len(self.heads) > 1 and head_of(policy) is head]
+        asked = heads(policy)[:1] if len(self.heads) > 1 else []
+        named = [name for name, head in self.heads.items() if head in asked]
         return " ".join([label_of(policy), *named])
 
 
@@ -129,7 +125,7 @@ class Stage:
         """A policy on the test answers of a data set, or for None on all that choose settings."""
         costs, found = costs_for(policy, machine.costs), self._played.get((dataset, policy))
         if found is not None and (not found.is_priced or found.costs == costs):
-            return found if found.costs == costs else found.at(costs)
+            return found if found.is_priced else found.at(costs)
         found = replay(self._sides[dataset], policy, costs, **self._options)
         self._played[dataset, policy] = found
         return found
@@ -144,8 +140,7 @@ class Stage:
         ]
         if any(policy.max_tokens > longest for rule in self.asked for policy in rule.settings):
             notes.append(f"The recorded branches have {longest} tokens, and so no step has more draft tokens than that.")
-        policies = {policy for rule in self.rules for policy in rule.settings}
-        return notes + head_notes(policies, temperatures=[self.recording.temperature])
+        return notes + head_notes(self.rules, temperatures=[self.recording.temperature])
 
     @property
     def _options(self) -> dict[str, int]:
@@ -153,19 +148,21 @@ class Stage:
 
     def entry(self, dataset: str, role: Role, policy: Policy, chosen: bool, machine: Machine) -> Entry:
         """A policy on the test answers of a data set, ready for `rows.rows_of`."""
-        head_s = machine.costs.head_s if head_of(policy) is not None else 0.0
-        tally = tally_of(self.played(dataset, policy, machine), head_s=head_s)
-        return self._entry(dataset, role, spec_of(policy), self.recording.name_of(policy), chosen, tally)
+        head_s = machine.costs.head_s if heads(policy) else 0.0
+        found = metrics_by_answer(self.played(dataset, policy, machine), head_s=head_s)
+        return self._entry(dataset, role, spec_of(policy), self.recording.name_of(policy), chosen, found)
 
     def oracles(self, dataset: str, machine: Machine) -> list[Entry]:
         """Those that the recording knows enough for; without the target's view of the branches it is hindsight alone."""
-        traces, known = self._sides[dataset], oracles_known()
+        traces, known = self._sides[dataset], dict[str, tuple[str, Oracle]]()
+        for point in entry_points(group="specdecpp.oracles"):
+            known |= point.load()
         if any(t.truth is None for t in traces):
             known = {key: of for key, of in known.items() if key == "hindsight"}
-        tallies = {key: tally_of(oracle(traces, machine.costs, **self._options)) for key, (_, oracle) in known.items()}
-        return [self._entry(dataset, "oracle", key, known[key][0], False, tally) for key, tally in tallies.items()]
+        found = {key: metrics_by_answer(oracle(traces, machine.costs, **self._options)) for key, (_, oracle) in known.items()}
+        return [self._entry(dataset, "oracle", key, known[key][0], False, prompts) for key, prompts in found.items()]
 
-    def _entry(self, dataset: str, role: Role, policy: str, label: str, chosen: bool, tally: Tally) -> Entry:
+    def _entry(self, dataset: str, role: Role, policy: str, label: str, chosen: bool, prompts: list[Metrics]) -> Entry:
         temperature = self.recording.temperature
         return Entry(
             dataset=dataset,
@@ -175,24 +172,26 @@ class Stage:
             policy=policy,
             label=label,
             chosen=chosen,
-            tally=tally,
+            prompts=prompts,
+            repeats=self.repeats,
         )
 
 
-def tally_of(played: Replayed, *, head_s: float = 0.0) -> Tally:
-    """A replay as sums over prompts, for one run of each; of what drafting costs, `head_s` a draft token is the head's."""
-    num = played.repeats
-    seconds = float(played.seconds.sum())
-    num_drafted = int(played.drafted.sum() + played.dropped.sum())
-    head, draft = num_drafted * head_s / seconds, num_drafted * (played.costs.draft_s - head_s) / seconds
-    return Tally(
-        tokens=played.tokens / num,
-        seconds=played.seconds / num,
-        num_steps=played.num_passes / num,
-        num_drafted=played.num_drafted / num,
-        num_accepted=played.num_accepted / num,
-        time_shares={"draft": draft, "verify": 1 - draft - head, "head": head, "other": 0.0},
-    )
+def metrics_by_answer(played: Replayed, *, head_s: float = 0.0) -> list[Metrics]:
+    """Metrics of each answer, all its runs together; of what drafting costs, `head_s` a draft token is the head's."""
+    num = played.drafted + played.dropped
+    head, draft = num * head_s, num * (played.costs.draft_s - head_s)
+    columns = {
+        "num_tokens": played.tokens,
+        "num_spec_steps": played.passes,
+        "num_draft_tokens": played.drafted,
+        "num_accepted_draft_tokens": played.accepted,
+        "draft_s": draft,
+        "head_s": head,
+        "verify_s": played.seconds - draft - head,
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [Metrics(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def results_of(stage: Stage, machine: Machine, *, labels: Path | str) -> Results:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
     from specdecpp.loading.pair import Pair
 
-Role = Literal["target", "fixed", "free", "specdecpp", "cost_aware", "other", "oracle"]
+Role = Literal["target", "fixed", "free", "other", "specdecpp", "cost_aware", "oracle"]
+"""In the order in which tables show them."""
 Interval = tuple[float, float]
 
 
@@ -77,12 +78,8 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One setting of one rule on one set of prompts.
-
-    `gain_over_best_fixed` is a fraction, against the chosen fixed K under token verification (at temperature 0, greedy);
-    `share_of_headroom` is (own - best fixed)/(oracle - best fixed) in tokens/s, None where no oracle was run.
-    """
+class Setting:
+    """One setting of one rule on one set of prompts."""
 
     dataset: str
     temperature: float
@@ -91,7 +88,17 @@ class Row:
     policy: str
     label: str
     chosen: bool
-    """Tell whether this is the setting of its rule that the development split chose, or the only one."""
+    """True for the setting of its rule that the development split chose, or the only one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Setting):
+    """Figures of one setting.
+
+    `gain_over_best_fixed` is a fraction, against the chosen fixed K under token verification (at temperature 0, greedy);
+    `share_of_headroom` is (own - best fixed)/(oracle - best fixed) in tokens/s, None where no oracle was run.
+    """
+
     tokens_per_second: float
     speedup: float
     speedup_interval: Interval | None
@@ -124,11 +131,7 @@ class Results:
 
     def write(self, path: Path | str) -> None:
         """Write the file whole or not at all. Raises `DataError` where that cannot be done."""
-        path = writable(path)
-        try:
-            cache_dir.write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise DataError(f"the results cannot be written to {path} ({error.strerror}). Name another file.") from error
+        write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path | str) -> "Results":
@@ -164,23 +167,26 @@ def writable(path: Path | str) -> Path:
     return path
 
 
+def write(path: Path | str, text: str) -> None:
+    """Write a text whole or not at all. Raises `DataError` where that cannot be done."""
+    path = writable(path)
+    try:
+        cache_dir.write(path, text)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error.strerror}). Name another file.") from error
+
+
 def provenance_of(pair: "Pair | None" = None, *, seed: int, **more: Any) -> dict[str, Any]:
     """Where results come from: the command, versions, the machine, the pair; `more` as it is (data, plan, ...)."""
-    from importlib.metadata import version
-
     import torch
 
-    import specdecpp
-    from specdecpp.training.collect import git_sha
+    from specdecpp.training.collect import git_sha, versions
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     about = {
         "command": command(sys.argv),
-        "specdecpp": specdecpp.__version__,
         "git": git_sha(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "transformers": version("transformers"),
+        **versions("torch", "transformers"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores" + (f", {gpu}" if gpu else ""),
         "threads": torch.get_num_threads(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -199,8 +205,7 @@ def command(arguments: Sequence[str]) -> str:
 
 def head_about(head: "AcceptanceHead") -> dict[str, Any]:
     """A head in short."""
-    card = head.card
-    return {"form": card.form, "is_calibrated": card.is_calibrated, "sampling": card.sampling, "stopping": dict(card.stopping)}
+    return {name: getattr(head.card, name) for name in ("form", "is_calibrated", "sampling", "stopping")}
 
 
 def _about(pair: "Pair") -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Turns:
             if (steps and perf_counter() >= until) or (len(steps) >= LEAST and len(steps) * quickest_s >= STINT_S):
                 break
             steps.append(session.step())
-            quickest_s = min(quickest_s, _seconds(steps[-1]))
+            quickest_s = min(quickest_s, sum(_seconds(steps[-1])))
         took_s = perf_counter() - began
         is_first_draft = k > 0 and not place.has_drafted and place.num_answers == 1
         place.has_drafted = place.has_drafted or (k > 0 and bool(steps))
@@ -180,7 +180,7 @@ class Turns:
         timed = [r for r in steps[max(1, len(steps) // 2) :] if r.num_drafted == k]  # the end of an answer cuts steps short
         if not timed:
             return
-        draft_s, pass_s = (median(map(part, timed)) for part in (_drafting, _passing))
+        draft_s, pass_s = np.median([*map(_seconds, timed)], axis=0)
         if k == 0:
             self._alone_s = pass_s
             self.sums.lengths[i, 0] += 1.0, 0.0, log(pass_s)
@@ -188,7 +188,7 @@ class Turns:
             self._step_s = max(0.0, draft_s + pass_s - self._alone_s) / k
             self.sums.lengths[i, LENGTHS.index(k)] += 1.0, log(draft_s / self._alone_s), log(pass_s / self._alone_s)
         if is_first_draft:  # what it took beyond the others: the draft has read the prompt
-            self.sums.reading[i, 1] += 1.0, max(0.0, _drafting(steps[0]) - draft_s)
+            self.sums.reading[i, 1] += 1.0, max(0.0, _seconds(steps[0])[0] - draft_s)
 
     def _default(self, i: int, until: float) -> None:
         """Steps of the default rule, from where it stopped last time; the reading of the prompt is known from elsewhere."""
@@ -202,7 +202,7 @@ class Turns:
         timed = steps[1:]  # the first finds the caches of others, and may read the prompt
         if timed and self._alone_s:
             expected = [1 + r.num_drafted * self._step_s / self._alone_s for r in timed]
-            ratio = median(_seconds(r) / self._alone_s / passes for r, passes in zip(timed, expected, strict=True))
+            ratio = median(sum(_seconds(r)) / self._alone_s / passes for r, passes in zip(timed, expected, strict=True))
             head = sum(r.head_s for r in timed) / self._alone_s
             num_tokens, num_drafted = (sum(getattr(r, name) for r in timed) for name in ("num_tokens", "num_drafted"))
             self.sums.default[i] += num_tokens, num_drafted, ratio * sum(expected), head
@@ -216,13 +216,6 @@ def _read(session: Session, until: float) -> bool:
     return True
 
 
-def _seconds(step: Step) -> float:
-    return _drafting(step) + _passing(step)
-
-
-def _drafting(step: Step) -> float:
-    return step.draft_s + step.head_s
-
-
-def _passing(step: Step) -> float:
-    return step.verify_s + step.other_s
+def _seconds(step: Step) -> tuple[float, float]:
+    """Seconds of drafting, and of the pass with everything else."""
+    return step.draft_s + step.head_s, step.verify_s + step.other_s

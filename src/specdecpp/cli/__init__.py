@@ -2,16 +2,6 @@
 
 One file per verb; what they share is in `common`. `--help` must be quick, so heavy modules are imported inside the verbs.
 
-    specdecpp generate "Why is the sky blue?" --seed 1   one answer from any pair
-    specdecpp chat                                       a conversation in the terminal
-    specdecpp serve                                      a pair behind OpenAI's API
-    specdecpp check                                      whether a pair is worth it here, and what to do if not
-    specdecpp bench --out results.json                   every rule by the clock, or from recordings (--replay)
-    specdecpp train recipe.yaml                          an acceptance head: labels, training, calibration, comparison
-    specdecpp distil TARGET --prompts FILE --out DIR     a draft for a model that has none, its head and a verdict
-    specdecpp report results.json                        what bench found, as tables, pictures or a page
-    specdecpp demo                                       a pair, live, and a fair comparison of policies
-
 Exit codes: 0 done; 1 the run failed (unreadable model, wrong head, prompt too long); 2 bad usage; 130 interrupted, also where
 what was finished is kept and shown (`bench`, `train`). A check may end at any moment: interrupted it is done (0), and ends
 with 130 only where nothing was known.
@@ -25,7 +15,7 @@ import typer
 
 from specdecpp import __version__
 from specdecpp.cli import bench, chat, check, demo, distil, generate, report, serve, train
-from specdecpp.cli.common import epilog
+from specdecpp.cli.common import epilog, told
 
 VERBS = {  # in the order of the help page
     "generate": (generate.generate, generate.EXAMPLES),
@@ -51,7 +41,7 @@ app = typer.Typer(
     epilog=epilog(EXAMPLES["specdecpp"]),
 )
 for _name, (_verb, _examples) in VERBS.items():
-    app.command(_name, epilog=epilog(_examples))(_verb)
+    app.command(_name, epilog=epilog(_examples))(told()(_verb))
 
 
 def _show_version(is_asked: bool) -> None:

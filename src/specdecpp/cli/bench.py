@@ -1,27 +1,15 @@
 """`specdecpp bench`: every rule by the clock on the same prompts in one process, or from recordings."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdecpp.cli.common import (
-    Json,
-    Out,
-    PairNames,
-    PolicySpecs,
-    PromptKind,
-    Prompts,
-    Quick,
-    Seed,
-    clock,
-    interruptible,
-    kind_of,
-    print_json,
-    with_pair,
-)
+from specdecpp.cli import common
+from specdecpp.cli.common import Json, PairNames
 from specdecpp.cli.report import show
 
 if TYPE_CHECKING:
@@ -34,11 +22,11 @@ EXAMPLES = (
 )
 
 
-@with_pair()
+@common.with_pair()
 def bench(
     names: PairNames,
-    prompts: Prompts = None,
-    prompt: PromptKind = None,
+    prompts: common.Prompts = None,
+    prompt: common.PromptKind = None,
     num: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Of each file, measured.  [default: 16; quick: 6]")
     ] = None,
@@ -51,21 +39,21 @@ def bench(
     ] = None,
     top_p: Annotated[float | None, typer.Option(metavar="X", help="Keep this mass of p.  [default: 1; smollm2: 0.9]")] = None,
     verification: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", parser=kind_of, help="token, block; repeatable.  [default: both]")
+        list[str] | None, typer.Option(metavar="KIND", help="token, block; repeatable.  [default: both]")
     ] = None,
-    policy: PolicySpecs = None,
+    policy: common.PolicySpecs = None,
     verify_lossless: Annotated[
         bool, typer.Option("--verify-lossless", help="Test every answer against the target's distribution.")
     ] = False,
-    quick: Quick = False,
+    quick: common.Quick = False,
     labels: Annotated[
         Path | None, typer.Option("--replay", metavar="LABELS", help="From recordings with branches instead of the clock.")
     ] = None,
     costs: Annotated[
         str | None, typer.Option(metavar="C", help="Replay at t_draft/t_target = C, passes flat, or at the costs in a file.")
     ] = None,
-    out: Out = None,
-    seed: Seed = 0,
+    out: common.Out = None,
+    seed: common.Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Compare every rule by the clock.
@@ -78,19 +66,24 @@ def bench(
     """
     from specdecpp.bench import contestants, questions, replays
     from specdecpp.bench.contest import QUICK, BenchPlan, Contest
+    from specdecpp.bench.results import writable
     from specdecpp.costs.measuring import measure
     from specdecpp.policy_spec import parse_policy
 
-    sizes = {"num_test": num, "max_tokens": max_tokens, "num_cycles": cycles}
     specs = [parse_policy(spec) for spec in policy or ()]
     if labels is not None:
-        sampling = {"--temperature": temperature, "--top-p": top_p, "--verification": verification}
-        others = {"--num": num, "--max-tokens": max_tokens, "--cycles": cycles, "--quick": quick, "--prompts": prompts}
-        others |= {"--prompt": prompt, "--verify-lossless": verify_lossless, "--backend": names.backend}
-        others |= {"--target": names.target, "--draft": names.draft, "--device": names.device}
-        refuse_in_replay(sampling | others)
+        clocked = {"--temperature": temperature, "--top-p": top_p, "--verification": verification, "--num": num}
+        clocked |= {"--max-tokens": max_tokens, "--cycles": cycles, "--quick": quick, "--prompts": prompts, "--prompt": prompt}
+        clocked |= {"--verify-lossless": verify_lossless, "--backend": names.backend, "--target": names.target}
+        clocked |= {"--draft": names.draft, "--device": names.device}
+        if given := [name for name, value in clocked.items() if value is not None and value is not False]:
+            raise ValueError(
+                f"{given[0]} is for the clock: --replay takes the pair, prompts, sampling and lengths from its recordings. "
+                "Leave one of the two out."
+            )
         machine = machine_of(costs)
-        check_out(out)
+        if out:
+            writable(out)
         heads = replays.heads_for(labels, names.head)
         rules = contestants.field_for(specs, list(heads.values()))
         stage = replays.Stage(replays.recorded(labels, heads), rules, seed=seed)
@@ -98,29 +91,20 @@ def bench(
         return
     if costs is not None:
         raise ValueError("--costs is for --replay LABELS: by the clock a machine has its own costs.")
+    sizes = {"num_test": num, "max_tokens": max_tokens, "num_cycles": cycles}
     options: dict[str, Any] = sampled(names.usual, temperature, top_p) | (QUICK if quick else {})
     options |= {key: size for key, size in sizes.items() if size is not None}
     if verification:
         options["verifications"] = tuple(dict.fromkeys(verification))
     plan = BenchPlan(**options, seed=seed)
-    names.check(*specs)
+    names.check(*(policy or ()))
     texts = questions.read(prompts or (), prompt or ())
-    check_out(out)
+    if out:
+        writable(out)
     pair = names.load()
     rules = contestants.field_for(specs, [pair.head] if pair.head else [], quick=quick)
     sets = [questions.encoded(pair, of, num_dev=plan.num_dev, num_test=plan.num_test) for of in texts]
-    contest = Contest(pair=pair, rules=rules, sets=sets, plan=plan, costs=measure(pair))
-    if code := race(contest, verify=verify_lossless, out=out, as_json=as_json):
-        raise typer.Exit(code)
-
-
-def refuse_in_replay(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option of the clock: recordings bring their own prompts, sampling and lengths."""
-    if given := [name for name, value in options.items() if value is not None and value is not False]:
-        raise ValueError(
-            f"{given[0]} is for the clock: --replay takes the pair, prompts, sampling and lengths from its recordings. "
-            "Leave one of the two out."
-        )
+    race(Contest(pair=pair, rules=rules, sets=sets, plan=plan, costs=measure(pair)), verify_lossless, out, as_json=as_json)
 
 
 def machine_of(costs: str | None) -> "Machine":
@@ -139,45 +123,44 @@ def machine_of(costs: str | None) -> "Machine":
     return Machine.relative(c)
 
 
-def sampled(pair: str | None, temperatures: Sequence[float] | None, top_p: float | None) -> dict[str, Any]:
-    """Temperatures and top_p: those that are asked for, else greedy and as a pair of this name is sampled by its users."""
-    from specdecpp.bench.contest import usual_sampling
-
-    usual = usual_sampling(pair)
-    asked = tuple(dict.fromkeys(temperatures or (0.0, usual["temperature"])))
-    return {"temperatures": asked, "top_p": usual["top_p"] if top_p is None else top_p}
+def sampled(pair: str | None, temperatures: Sequence[float] | None = None, top_p: float | None = None) -> dict[str, Any]:
+    """Temperatures and top_p: those that are asked for, else greedy and as users of the pair of this name sample."""
+    usual = (0.7, 0.9) if pair == "smollm2" else (1.0, 1.0)
+    asked = tuple(dict.fromkeys(temperatures or (0.0, usual[0])))
+    return {"temperatures": asked, "top_p": usual[1] if top_p is None else top_p}
 
 
-def race(contest: "Contest", *, verify: bool = False, out: Path | None = None, as_json: bool) -> int:
-    """Run a contest and report it, as far as it came where it is interrupted: the exit code, 1 where the distribution of the
-    target was not kept, 130 for an interrupt."""
+def race(contest: "Contest", verify: bool = False, out: Path | None = None, *, as_json: bool) -> None:
+    """Run a contest and report it, as far as it came where it is interrupted. Exits with 1 where the distribution of the
+    target was not kept, with 130 after an interrupt."""
     from specdecpp.bench import lossless
     from specdecpp.bench.contest import results_of
     from specdecpp.report import render
 
-    most = f"at most {contest.num_answers:,} answers, {clock(contest.most_s)} if all are long and drafting gains nothing"
+    began, num, num_done = perf_counter(), contest.num_answers, 0
+    most = f"at most {num:,} answers, {common.clock(contest.most_s)} if all are long and drafting gains nothing"
     try:
-        with interruptible(), render.progress("timing", contest.num_answers) as tick:
+        with common.interruptible(), render.live("timing", every_s=60.0) as say:
             print(most, file=sys.stderr)  # who reads it may interrupt at once
+
+            def tick(label: str) -> None:
+                nonlocal num_done
+                num_done += 1
+                left_s = (perf_counter() - began) * (num / num_done - 1)
+                say(f"{num_done}/{num}, {common.clock(left_s)} left: {label}")
+
             heats = contest.run(tick)
     except KeyboardInterrupt:
         print("interrupted before all rules had answered one test prompt: there is nothing to show.", file=sys.stderr)
-        return 130
+        raise typer.Exit(130) from None
     findings = lossless.verify(contest, heats) if verify else []
     done = results_of(contest, heats, notes=lossless.sentences(findings))
     tell(done, out=out, as_json=as_json)
     if not lossless.is_kept(findings):
         print("error: the distribution of the target was not kept; the notes say where.", file=sys.stderr)
-        return 1
-    return 130 if done.is_partial else 0
-
-
-def check_out(out: Path | None) -> None:
-    """Refuse, before anything is run, a file that cannot be written in the end."""
-    if out is not None:
-        from specdecpp.bench.results import writable
-
-        writable(out)
+        raise typer.Exit(1)
+    if done.is_partial:
+        raise typer.Exit(130)
 
 
 def tell(results: "Results", *, out: Path | None, as_json: bool) -> None:
@@ -186,8 +169,8 @@ def tell(results: "Results", *, out: Path | None, as_json: bool) -> None:
         results.write(out)
         print(f"wrote {out}", file=sys.stderr)
     if as_json:
-        print_json(results.to_dict())
+        common.print_json(results.to_dict())
     else:
-        from specdecpp.report.boards import boards
+        from specdecpp.report.tables import boards
 
         show(boards([results]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import MaxTokens, PairNames, Temperature, TopPOfModel, with_pair, write
+from specdecpp.cli.common import MaxTokens, PairNames, PolicyOption, Temperature, TopPOfModel, with_pair, write
 
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options
@@ -25,7 +25,7 @@ Messages = list[dict[str, str]]
 def chat(
     names: PairNames,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
-    policy: Annotated[str | None, typer.Option(metavar="SPEC", help="When to stop drafting, as in generate.")] = None,
+    policy: PolicyOption = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = None,
     top_p: TopPOfModel = None,
@@ -33,11 +33,9 @@ def chat(
     """Talk to a pair in the terminal: it remembers, and shows its speed."""
     from specdecpp.decoder import Decoder
     from specdecpp.errors import PairError
-    from specdecpp.policy_spec import parse_policy
     from specdecpp.sampling import asked
 
-    spec = None if policy is None else parse_policy(policy)
-    names.check(spec)
+    names.check(policy)
     options: Options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     asked(options, {})  # a mistake is seen before a model is loaded
     pair = names.load()
@@ -46,7 +44,7 @@ def chat(
             "the target's tokenizer has no chat template, so there is no telling who said what. Name a chat model "
             "(--target smollm2), or give plain text to specdecpp generate."
         )
-    talk(Decoder(pair, policy=None if spec is None else spec.build(pair.head)), system, options)
+    talk(Decoder(pair, policy=policy), system, options)
 
 
 def talk(decoder: "Decoder", system: str | None, options: "Options") -> None:

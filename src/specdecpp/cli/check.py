@@ -3,29 +3,11 @@
 import sys
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from specdecpp.cli.common import (
-    Json,
-    PairNames,
-    PromptKind,
-    Prompts,
-    Quick,
-    TopP,
-    clock,
-    interruptible,
-    print_json,
-    with_pair,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from specdecpp.bench.check import Check, Trial
-    from specdecpp.bench.questions import Questions
-    from specdecpp.loading.pair import Pair
+from specdecpp.cli import common
 
 EXAMPLES = (
     "specdecpp check",
@@ -33,20 +15,20 @@ EXAMPLES = (
 )
 
 
-@with_pair()
+@common.with_pair()
 def check(
-    names: PairNames,
-    prompts: Prompts = None,
-    prompt: PromptKind = None,
+    names: common.PairNames,
+    prompts: common.Prompts = None,
+    prompt: common.PromptKind = None,
     num: Annotated[int, typer.Option(metavar="N", min=2, help="Of each file, at most.")] = 8,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 1.0,
-    top_p: TopP = 1.0,
-    quick: Quick = False,
+    top_p: common.TopP = 1.0,
+    quick: common.Quick = False,
     minutes: Annotated[
         float | None,
         typer.Option(metavar="N", help="At most N minutes, and as long for figures that are kept.  [default: 1; quick: 1/4]"),
     ] = None,
-    as_json: Json = False,
+    as_json: common.Json = False,
 ) -> None:
     """Measure a pair in a minute: is it worth it?
 
@@ -57,70 +39,33 @@ def check(
     """
     from specdecpp.bench import check as checking
     from specdecpp.bench import questions
-    from specdecpp.report import advice
+    from specdecpp.report import advice, render
+    from specdecpp.sampling import Sampling
 
     if quick and minutes is not None:
         raise ValueError(f"--quick is 15 seconds, and --minutes {minutes:g} is another time. Give one.")
     seconds = checking.QUICK_S if quick else checking.USUAL_S if minutes is None else 60 * minutes
-    trial = checking.Trial(seconds=seconds, temperature=temperature, top_p=top_p)
+    trial = checking.Trial(seconds=seconds, sampling=Sampling(temperature=temperature, top_p=top_p))
     names.check()
     texts = questions.read(prompts or (), prompt or ())
     started = perf_counter()
     pair = names.load()
-    print(f"loaded in {clock(perf_counter() - started)}", file=sys.stderr)
+    print(f"loaded in {common.clock(perf_counter() - started)}", file=sys.stderr)
     sets = [questions.encoded(pair, of, num_dev=num // 2, num_test=num - num // 2) for of in texts]
-    found = _checked(pair, sets, trial)
-    if as_json:
-        print_json(advice.to_dict(found))
-    else:
-        _show(found)
-    if not found.is_interrupted:
-        _keep(pair, texts, trial)
-
-
-def _keep(pair: "Pair", texts: "Sequence[Questions]", trial: "Trial") -> None:
-    """With the verdict said, decode some more, for later requests to be compared with; Ctrl-C ends it."""
-    from specdecpp.bench import check as checking
-    from specdecpp.report import render
-
-    with suppress(KeyboardInterrupt), interruptible(), render.live("keeping figures for later") as tell:
-        checking.keep_figures(pair, _more(pair, texts), trial, tell=tell)
-
-
-def _more(pair: "Pair", texts: "Sequence[Questions]") -> list[tuple[int, ...]]:
-    """Prompts whose answers are compared with later ones: of the files, else practice prompts of every kind."""
-    from specdecpp.bench import check, questions
-    from specdecpp.testing import practice_prompts
-
-    if texts == [questions.BUILT_IN]:
-        texts = [questions.Questions(dataset="practice", dev=(), test=tuple(practice_prompts()))]
-    return [ids for of in texts for ids in questions.encoded(pair, of, num_dev=0, num_test=check.REQUESTS).test]
-
-
-def _checked(pair: "Pair", sets: "Sequence[Questions]", trial: "Trial") -> "Check":
-    """The result when the check ends, by itself or by Ctrl-C. Raises `typer.Exit` with 130 where that is nothing."""
-    from specdecpp.bench import check as checking
-    from specdecpp.report import advice, render
-
     try:
-        with interruptible(), render.live("checking") as tell:
-            print(f"checking for at most {clock(trial.seconds)}; Ctrl-C ends it with what is known", file=sys.stderr)
-            return checking.check(pair, sets, trial, tell=lambda now: tell(advice.now(now)), may_interrupt=True)
+        with common.interruptible(), render.live("checking") as tell:
+            print(f"checking for at most {common.clock(trial.seconds)}; Ctrl-C ends it with what is known", file=sys.stderr)
+            found = checking.check(pair, sets, trial, tell=lambda now: tell(advice.now(now)), may_interrupt=True)
     except KeyboardInterrupt:
         print("interrupted before anything was known of this pair.", file=sys.stderr)
         raise typer.Exit(130) from None
-
-
-def _show(found: "Check") -> None:
-    """The sentences, then every rule."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from specdecpp.report import advice, render
-
-    out = render.console()
-    out.print(render.heading("The pair", advice.verdict(found)))
-    for sentence in advice.sentences(found):
-        out.print(Padding(Text(sentence), (0, 1)), width=render.width_of(out))
-    out.print(render.heading("Rules", "over the target alone; answers with the reading of their prompts"))
-    out.print(Padding(advice.table(found), (0, 1)), width=render.width_of(out))
+    if as_json:
+        common.print_json(advice.to_dict(found))
+    else:
+        out = render.console()
+        out.print(advice.terminal(found), width=render.width_of(out))
+    if not found.is_interrupted:
+        with suppress(KeyboardInterrupt), common.interruptible(), render.live("keeping figures for later") as tell:
+            later = texts if prompts else [questions.PRACTICE]
+            asked = [ids for of in later for ids in questions.encoded(pair, of, num_dev=0, num_test=checking.REQUESTS).test]
+            checking.keep_figures(pair, asked, trial, tell=tell)

@@ -1,4 +1,4 @@
-"""Shared parts of the verbs: options, errors as one line, loading the pair with a spinner, results on stdout."""
+"""Shared parts of the verbs: options, errors as one line, loading the pair, results on stdout."""
 
 import json
 import logging
@@ -8,12 +8,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import typer
 
@@ -24,22 +22,18 @@ from specdecpp.loading import PAIRS
 if TYPE_CHECKING:
     from specdecpp.decoder import Decoder, Options, Output, Prompt
     from specdecpp.loading.pair import Pair
-    from specdecpp.policy_spec import PolicySpec
     from specdecpp.session import Step
 
 Examples = tuple[str, str]
 BATCHED = ("lean", "eager")
 """The backends that can read whole batches, which offline work needs."""
-
-
-class DType(StrEnum):
-    """The type of the weights."""
-
-    auto = "auto"
-    float64 = "float64"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+POLICY_HELP = (
+    "When to stop drafting: fixed:K, none, heuristic, ema, argmax, max-confidence:T, cumulative:T, entropy:T, "
+    "draft-verify:T, adaptive-entropy:T, disco:T, ucb-specstop, cascade, frontier, ema-skip, online-logistic, specdecpp:T, "
+    "cost-aware, auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the "
+    "colon. Without it: cost-aware, by q unless a head is named with --head."
+)
 
 
 def kind_of(name: str) -> str:
@@ -65,6 +59,7 @@ BackendOption = Annotated[
         help="native-int8, native, llama.cpp, graphs, lean or eager.  [default: the fastest here]",
     ),
 ]
+PolicyOption = Annotated[str | None, typer.Option("--policy", metavar="SPEC", help=POLICY_HELP)]
 PolicySpecs = Annotated[list[str] | None, typer.Option("--policy", metavar="SPEC", help="These instead of all; repeatable.")]
 Verification = Annotated[
     str, typer.Option(metavar="KIND", parser=kind_of, help="Test draft tokens by token, block or compare.")
@@ -83,12 +78,12 @@ Prompts = Annotated[
 ]
 PromptKind = Annotated[
     list[str] | None,
-    typer.Option("--prompt", metavar="KIND", help="How a row becomes a prompt: gsm8k, alpaca, humaneval, field:NAME."),
+    typer.Option("--prompt", metavar="KIND", help="How a row becomes a prompt: gsm8k, alpaca, humaneval, text, field:NAME."),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Less of everything, for a first look.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the results, for report.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Same seed, same answers.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, and nothing else.")]
 
 
@@ -106,11 +101,13 @@ class PairNames:
     head: str | None
     dtype: DType
     device: str | None
-    backend: str | None
-    copies: bool
+    backend: str | tuple[str, ...] | None = None
+    copies: bool = False
 
-    def check(self, *specs: "PolicySpec | None") -> None:
+    def check(self, *policies: str | None) -> None:
         """Refuse, before models are loaded, names that cannot make a pair, and policies that lack their head."""
+        from specdecpp.policy_spec import parse_policy
+
         is_named = self.target is not None and self.target not in PAIRS
         if is_named and self.draft is None and self.head is not None:
             raise ValueError("a head needs --draft: it judges what a draft model proposes. Name the one it was trained for.")
@@ -120,8 +117,8 @@ class PairNames:
                 "--target and --draft go together. Name both, or neither, or a whole pair: --target "
                 f"{' or --target '.join(PAIRS)}."
             )
-        for spec in specs:
-            if spec is not None and is_named and self.head is None:
+        for spec in map(parse_policy, filter(None, policies)):
+            if is_named and self.head is None:
                 spec.build(None)
 
     @property
@@ -136,60 +133,44 @@ class PairNames:
 
         return "reference" if self.head else shipped.usual()
 
-    def load(self) -> "Pair":
-        return load(self.usual, self.draft, self.head, dtype=self.dtype, device=self.device, backend=self.backend)
+    def load(self, *, quiet: bool = False) -> "Pair":
+        """The pair, with the messages of transformers off, and on a terminal a line that says what is being done."""
+        from specdecpp.report import render
+
+        with render.live("loading the pair", every_s=None, quiet=quiet) as tell, _heard(tell):
+            tell("importing")  # torch and transformers, which takes seconds
+            from specdecpp.loading.pair import load_pair
+
+            check_device(self.device)
+            silence(self.target, self.draft)
+            options: Any = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+            pair = load_pair(self.usual, draft=self.draft, head=self.head, **options)
+        if (trouble := cache_dir.trouble()) and not quiet:
+            print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
+        return pair
 
 
 def with_pair(*, copies: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the options that name a pair, which it gets as `names`, and tell its errors in a line (`told`).
-
-    `copies`: a target may stand alone, draft tokens are then copied from the text.
-    """
-    first = {"target": Target, "draft": DraftOrCopies if copies else Draft, "head": Head}
-    last = {"dtype": DTypeOption, "device": Device, "backend": BackendOption}
+    """Give a verb the options that name a pair, which it gets as `names`. `copies`: a target may stand alone, draft tokens are
+    then copied from the text."""
+    options = {"target": Target, "draft": DraftOrCopies if copies else Draft, "head": Head}
+    options |= {"dtype": DTypeOption, "device": Device, "backend": BackendOption}
+    parameters = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=option, default="auto" if name == "dtype" else None)
+        for name, option in options.items()
+    ]
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @wraps(verb)
         def run(**given: Any) -> None:
-            with told():
-                names = PairNames(**{name: given.pop(name) for name in (*first, *last)}, copies=copies)
-                verb(names, **given)
-
-        def option(name: str, annotation: Any) -> Parameter:
-            default = DType.auto if name == "dtype" else None
-            return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation, default=default)
+            verb(PairNames(**{name: given.pop(name) for name in options}, copies=copies), **given)
 
         _, *own = signature(verb, eval_str=True).parameters.values()
-        shown = [*starmap(option, first.items()), *own, *starmap(option, last.items())]
+        shown = [*parameters[:3], *own, *parameters[3:]]
         run.__signature__ = Signature(shown)  # pyright: ignore[reportAttributeAccessIssue] (typer reads it)
         return run
 
     return decorate
-
-
-def load(
-    target: str | None,
-    draft: str | None,
-    head: str | None,
-    *,
-    dtype: DType,
-    device: str | None,
-    backend: str | tuple[str, ...] | None = None,
-    quiet: bool = False,
-) -> "Pair":
-    """The pair, with the messages of transformers off, and on a terminal a spinner that says what is being done."""
-    from specdecpp.report import render
-
-    with render.waiting("loading the pair", quiet=quiet) as tell, _heard(tell):
-        tell("importing")  # torch and transformers, which takes seconds
-        from specdecpp.loading.pair import load_pair
-
-        check_device(device)
-        silence(target, draft)
-        pair = load_pair(target, draft=draft, head=head, dtype=dtype.value, device=device, backend=cast(Any, backend))
-    if (trouble := cache_dir.trouble()) and not quiet:
-        print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
-    return pair
 
 
 def check_device(device: str | None) -> None:

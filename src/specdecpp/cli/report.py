@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.common import told
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specdecpp.report.boards import Board
+    from specdecpp.report.tables import Board
 
 EXAMPLES = (
     "specdecpp report results.json",
@@ -30,17 +28,24 @@ def report(
 
     Without an option: tables in the terminal. --html and --svg need matplotlib (the extra `plots`).
     """
-    with told():
-        from specdecpp.bench.results import Results
-        from specdecpp.report.boards import boards
+    from specdecpp.bench.results import Results
+    from specdecpp.report.tables import boards
 
-        found = boards([Results.read(path) for path in results], dataset=dataset)
-        if html or svg:
-            _draw(found, html=html, svg=svg)
-        else:
-            show(found)
-        for path in filter(None, (html, svg)):
-            print(f"wrote {path}", file=sys.stderr)
+    found = boards([Results.read(path) for path in results], dataset=dataset)
+    if not (html or svg):
+        show(found)
+        return
+    from specdecpp.bench.results import write
+    from specdecpp.report import pictures
+
+    drawn = pictures.gallery(found)
+    if svg:
+        for picture in chain(*drawn):
+            write(svg / f"{picture.name}.svg", picture.svg)
+    if html:
+        write(html, pictures.page(found, drawn))
+    for path in filter(None, (html, svg)):
+        print(f"wrote {path}", file=sys.stderr)
 
 
 def show(boards: "Sequence[Board]") -> None:
@@ -49,26 +54,3 @@ def show(boards: "Sequence[Board]") -> None:
 
     out = render.console()
     out.print(tables.terminal(boards), width=render.width_of(out))
-
-
-def _draw(boards: "Sequence[Board]", *, html: Path | None, svg: Path | None) -> None:
-    """Write the pictures, alone and in the page."""
-    from specdecpp.report import page, pictures
-
-    drawn = pictures.gallery(boards)
-    if svg:
-        for picture in chain(*drawn):
-            _write(svg / f"{picture.name}.svg", picture.svg)
-    if html:
-        _write(html, page.page(boards, drawn))
-
-
-def _write(path: Path, text: str) -> None:
-    """Raises `DataError` where that cannot be done."""
-    from specdecpp.bench.results import writable
-    from specdecpp.errors import DataError
-
-    try:
-        writable(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror}). Name another file.") from error

@@ -1,12 +1,10 @@
 """`specdecpp serve`: a pair behind OpenAI's API. The address goes to stdout, logs to stderr as lines of JSON."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from specdecpp.cli.common import PairNames, Verification, with_pair, write
-from specdecpp.cli.generate import POLICY_HELP
+from specdecpp.cli.common import PairNames, PolicyOption, Verification, with_pair, write
 
 EXAMPLES = (
     "specdecpp serve --port 8000",
@@ -17,7 +15,7 @@ EXAMPLES = (
 @with_pair(copies=True)
 def serve(
     names: PairNames,
-    policy: Annotated[str | None, typer.Option(metavar="SPEC", help=POLICY_HELP)] = None,
+    policy: PolicyOption = None,
     verification: Verification = "token",
     host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: one that is free.")] = 8000,
@@ -37,16 +35,15 @@ def serve(
     grace: Annotated[float, typer.Option(metavar="S", help="Seconds to finish after a signal to stop.")] = 30.0,
 ) -> None:
     """Serve a pair to OpenAI's clients, until Ctrl-C."""
-    from specdecpp.policy_spec import parse_policy
     from specdecpp.serving import ServerSettings, check_extra
 
     check_extra()
     from specdecpp.serving import server
     from specdecpp.serving.validation import check_verification
 
-    spec = None if policy is None else parse_policy(policy)
-    names.check(spec)
+    names.check(policy)
     settings = ServerSettings(
+        policy=policy,
         verification=verification,
         name=name,
         api_key=api_key,
@@ -61,5 +58,4 @@ def serve(
     check_verification(verification)
     listening = server.bound(host, port)
     pair = names.load()
-    settings = replace(settings, policy=None if spec is None else spec.build(pair.head))
     server.serve(pair, settings, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))

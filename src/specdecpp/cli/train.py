@@ -1,7 +1,7 @@
 """`specdecpp train`: a recipe, from prompts to calibrated heads and the table that compares them."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from specdecpp.cli.common import BATCHED, DType, Json, Yes, clock, interruptible, load, print_json, told, write
+from specdecpp.cli.common import BATCHED, Json, PairNames, Quiet, clock, interruptible, print_json, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specdecpp.head import AcceptanceHead
     from specdecpp.training.collect import Progress
     from specdecpp.training.evaluate import Evaluation
-    from specdecpp.training.recipe import HeadPlan, Recipe
+    from specdecpp.training.recipe import Recipe
 
 EXAMPLES = ("specdecpp train recipe.yaml", "specdecpp train recipe.yaml --only calibrate --temperature 0.7")
 COLUMNS = {
@@ -49,54 +49,58 @@ def train(
         float | None,
         typer.Option(metavar="X", help="Calibrate on steps of the pair at this temperature; 0 beside the one that samples."),
     ] = None,
-    yes: Yes = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Go on past 20 GB, or past what the disk holds.")] = False,
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train acceptance heads: collect labels, train, calibrate, evaluate.
 
     Each stage keeps what is finished: killed at any moment and started again, it goes on where it stopped, and a collection is
     the same to the byte. Only collecting runs both models; a calibration at a --temperature of its own decodes with them.
     """
-    with told():
-        from specdecpp.report import render
-        from specdecpp.training import pipeline
-        from specdecpp.training.recipe import Recipe
+    from specdecpp.report import render
+    from specdecpp.training import pipeline
+    from specdecpp.training.recipe import Recipe
 
-        recipe = Recipe.read(path)
-        recipe = recipe if out is None else replace(recipe, out=out)
-        if temperature is not None and only != "calibrate":
-            raise ValueError("--temperature is for --only calibrate. A recipe says at which temperature labels are made.")
-        if only is None:
-            pipeline.check(recipe)
-        if only in (None, "collect"):
-            end = collected(recipe, yes=yes, quiet=quiet, is_whole=only is None)
-            if only and as_json:
-                print_json({"labels": str(recipe.labels), **asdict(end)})
-            elif not as_json:
-                write(f"{recipe.labels}: {end.prompts_done:,} answers in {end.num_shards} shards ({_pace(end)})\n")
-        if only == "collect":
-            return
-        plans = pipeline.chosen(recipe, names, is_grid=is_grid)
-        if only in (None, "train"):
-            with render.live("training", quiet=quiet) as say:
-                heads = pipeline.train_heads(recipe, plans, tell=lambda name, epoch: say(f"{name}: {_figures(asdict(epoch))}"))
-        else:
-            heads = pipeline.trained_heads(recipe, plans)
-        if only == "train":
-            tell_trained(recipe, plans, heads, as_json=as_json)
-            return
-        with render.waiting("calibrating", quiet=quiet or as_json):
-            if temperature is not None:
-                heads = calibrated_on_steps(recipe, heads, temperature, quiet=quiet or as_json)
-            elif only in (None, "calibrate"):
-                heads = pipeline.calibrate_heads(recipe, heads, again=only == "calibrate")
-        if only == "calibrate":
-            tell_calibrated(recipe, heads, is_greedy=temperature == 0, as_json=as_json)
-            return
-        with render.waiting("evaluating", quiet=quiet or as_json):
-            found = pipeline.evaluate_heads(recipe, heads)
-        tell_evaluated(recipe, heads, found, as_json=as_json)
+    recipe = Recipe.read(path)
+    recipe = recipe if out is None else replace(recipe, out=out)
+    if temperature is not None and only != "calibrate":
+        raise ValueError("--temperature is for --only calibrate. A recipe says at which temperature labels are made.")
+    if only is None:
+        pipeline.check(recipe)
+    if only in (None, "collect"):
+        end = collected(recipe, yes=yes, quiet=quiet, is_whole=only is None)
+        if only and as_json:
+            print_json({"labels": str(recipe.labels), **asdict(end)})
+        elif not as_json:
+            write(f"{recipe.labels}: {end.prompts_done:,} answers in {end.num_shards} shards ({_pace(end)})\n")
+    if only == "collect":
+        return
+    plans = pipeline.chosen(recipe, names, is_grid=is_grid)
+    if only in (None, "train"):
+        with render.live("training", quiet=quiet) as say:
+            heads = pipeline.train_heads(recipe, plans, tell=lambda name, epoch: say(f"{name}: {_figures(asdict(epoch))}"))
+    else:
+        heads = pipeline.trained_heads(recipe, plans)
+    if only == "train":
+        trained = {name: {"plan": asdict(plans[name]), **head.card.notes["epochs"][-1]} for name, head in heads.items()}
+        tell_heads(recipe, trained, _figures, as_json=as_json)
+        return
+    with render.live("calibrating", every_s=None, quiet=quiet or as_json):
+        if temperature is not None:
+            heads = calibrated_on_steps(recipe, heads, temperature, quiet=quiet or as_json)
+        elif only in (None, "calibrate"):
+            heads = pipeline.calibrate_heads(recipe, heads, again=only == "calibrate")
+    if only == "calibrate":
+        is_greedy, fits = temperature == 0, {}
+        for name, head in heads.items():
+            stages = head.card.notes["calibration_greedy" if is_greedy else "calibration"]
+            fits[name] = {"calibration": vars(head.card.calibration_at(is_greedy=is_greedy)), "figures": stages}
+        tell_heads(recipe, fits, _fit, as_json=as_json)
+        return
+    with render.live("evaluating", every_s=None, quiet=quiet or as_json):
+        found = pipeline.evaluate_heads(recipe, heads)
+    tell_evaluated(recipe, heads, found, as_json=as_json)
 
 
 def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "Progress":
@@ -110,8 +114,7 @@ def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "P
     folders.writable(recipe.labels)
     if threads := shards.about(recipe.labels).get("threads"):
         torch.set_num_threads(threads)  # the number of threads changes the last digits
-    plan = recipe.pair
-    pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet, backend=BATCHED)
+    pair = _named(recipe, backend=BATCHED).load(quiet=quiet)
     check = partial(pipeline.check_splits, recipe) if is_whole else lambda splits: None
     try:
         with interruptible(), render.live("collecting", quiet=quiet) as say:
@@ -124,6 +127,11 @@ def collected(recipe: "Recipe", *, yes: bool, quiet: bool, is_whole: bool) -> "P
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
+
+
+def _named(recipe: "Recipe", **backend: Any) -> PairNames:
+    """The pair of a recipe, without a head."""
+    return PairNames(**vars(recipe.pair) | {"target": recipe.pair.target or "reference", "head": None}, **backend)
 
 
 def _standing(now: "Progress") -> str:
@@ -145,18 +153,20 @@ def _figures(row: Mapping[str, Any]) -> str:
     return f"loss {row['loss']:.4f}{dev} ({row['num_labels']:,} labels, epoch {row['epoch']} of {row['epochs']})"
 
 
-def tell_trained(
-    recipe: "Recipe", plans: "Mapping[str, HeadPlan]", heads: "Mapping[str, AcceptanceHead]", *, as_json: bool
-) -> None:
+def tell_heads(recipe: "Recipe", rows: Mapping[str, Mapping[str, Any]], line: Callable[[Any], str], *, as_json: bool) -> None:
     """A line for each head, or all of it as JSON."""
-    rows = {
-        name: {"folder": str(recipe.heads / name), "plan": asdict(plans[name]), **head.card.notes["epochs"][-1]}
-        for name, head in heads.items()
-    }
     if as_json:
-        print_json({"heads": rows})
+        print_json({"heads": {name: {"folder": str(recipe.heads / name), **row} for name, row in rows.items()}})
     else:
-        write("".join(f"{row['folder']}: {_figures(row)}\n" for row in rows.values()))
+        write("".join(f"{recipe.heads / name}: {line(row)}\n" for name, row in rows.items()))
+
+
+def _fit(row: Mapping[str, Any]) -> str:
+    """A calibration in a line, with its KL before and after."""
+    fitted, stages = row["calibration"], row["figures"]
+    fit = f"temperature {fitted['temperature']:.3f}, bias {fitted['bias']:+.3f}"
+    gain = f"KL per token {stages['raw']['kl']:.3f} before and {stages['calibrated']['kl']:.3f} after"
+    return f"{fit}; {gain} ({fitted['num_labels']:,} labels)"
 
 
 def calibrated_on_steps(
@@ -166,30 +176,14 @@ def calibrated_on_steps(
     from specdecpp.training import shards
     from specdecpp.training.calibrate import calibrate_live
 
-    plan = recipe.pair
     prompts = [record.prompt.tolist() for record in shards.read(recipe.labels, split="dev")]
     prompts = prompts[:: max(1, len(prompts) // LIVE_ROWS)][:LIVE_ROWS]
-    pair = load(plan.target, plan.draft, None, dtype=DType(plan.dtype), device=plan.device, quiet=quiet)
+    pair = _named(recipe).load(quiet=quiet)
     sampling, done = replace(recipe.sampling, temperature=temperature), {}
     for name, head in heads.items():
         done[name] = calibrate_live(head, pair, prompts, sampling=sampling, max_tokens=LIVE_TOKENS)
         done[name].save_pretrained(recipe.heads / name)
     return done
-
-
-def tell_calibrated(recipe: "Recipe", heads: "Mapping[str, AcceptanceHead]", *, is_greedy: bool, as_json: bool) -> None:
-    """The calibration of each head, with its KL before and after; as JSON with all figures by stage."""
-    rows = {}
-    for name, head in heads.items():
-        stages = head.card.notes["calibration_greedy" if is_greedy else "calibration"]
-        fitted = vars(head.card.calibration_at(is_greedy=is_greedy))
-        rows[name] = {"folder": str(recipe.heads / name), "calibration": fitted, "figures": stages}
-        if not as_json:
-            fit = f"temperature {fitted['temperature']:.3f}, bias {fitted['bias']:+.3f}"
-            gain = f"KL per token {stages['raw']['kl']:.3f} before and {stages['calibrated']['kl']:.3f} after"
-            write(f"{recipe.heads / name}: {fit}; {gain} ({fitted['num_labels']:,} labels)\n")
-    if as_json:
-        print_json({"heads": rows})
 
 
 def tell_evaluated(recipe: "Recipe", heads: "Mapping[str, AcceptanceHead]", found: "Evaluation", *, as_json: bool) -> None:

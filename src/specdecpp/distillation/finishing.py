@@ -27,8 +27,7 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Tell = lambda lin
     prompts = [tuple(q.prompt) for q in questions(pair, gather(plan.sources, seed=plan.seed + 1))]
     items = prompts[: 2 * CHECKED]
     asked = Questions(dataset=plan.sources[0].label, dev=tuple(items[:CHECKED]), test=tuple(items[CHECKED:]))
-    of, most = plan.sampling, max(8, min(96, plan.max_tokens))
-    trial = check.Trial(temperature=of.temperature, top_p=of.top_p, seed=plan.seed, max_tokens=most)
+    trial = check.Trial(sampling=plan.sampling, seed=plan.seed, max_tokens=max(8, min(96, plan.max_tokens)))
     found = check.check(pair, [asked], trial, tell=lambda now: tell(f"checking the pair: {now.elapsed_s:.0f} s"))
     done = {**card, "check": advice.to_dict(found), "reference": check.keep_figures(pair, prompts, trial, tell=tell)}
     cache_dir.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")

@@ -7,7 +7,6 @@ ran on the same prompts share the draws: what a hard prompt costs both of them c
 Shapes: A prompts, C columns, R resamples.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +14,8 @@ from jaxtyping import Float, Shaped
 
 RESAMPLES = 2000
 LEVEL = 0.95
-_PART = 250
 
 Column = Shaped[np.ndarray, " A"]
-Statistic = Callable[..., Float[np.ndarray, "..."]]
-"""Sums of each column, for any number of resamples at once -> the figure of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,32 +26,36 @@ class Interval:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+def ratio(top: Column, bottom: Column, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """Interval of a ratio of two sums: tokens per second, or a rate."""
+    return ratio_of_ratios(top, bottom, np.ones(len(top)), np.ones(len(top)), seed=seed, resamples=resamples)
 
 
-def of_sums(statistic: Statistic, *columns: Column, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """The interval of any function of the sums over prompts.
+def ratio_of_ratios(
+    top: Column, bottom: Column, other_top: Column, other_bottom: Column, *, seed: int = 0, resamples: int = RESAMPLES
+) -> Interval:
+    """(top/bottom)/(other_top/other_bottom): how many times faster, paired by prompt.
 
     Raises ValueError for columns of different lengths and for fewer than two prompts.
 
-    >>> of_sums(lambda tokens, passes: passes / tokens, np.array([10, 20, 30]), np.array([4, 9, 11])).value
-    0.4
+    >>> ratio_of_ratios(*np.array([[10, 20, 30], [4, 9, 11], [10, 20, 30], [8, 18, 22]])).value
+    2.0
     """
+    columns = top, bottom, other_top, other_bottom
     sizes = {len(column) for column in columns}
     if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError(f"an interval needs the same prompts in every column, at least 2, got lengths {sorted(sizes)}")
     values = np.stack([np.asarray(column, float) for column in columns], 1)
-    low, high = bounds(statistic(*resampled(values, seed=seed, resamples=resamples).T))
-    return Interval(value=float(statistic(*values.sum(0))), low=low, high=high)
+    (a, b, c, d), drawn = values.sum(0), resampled(values, seed=seed, resamples=resamples)
+    low, high = bounds(drawn[:, 0] * drawn[:, 3] / (drawn[:, 1] * drawn[:, 2]))
+    return Interval(value=float(a * d / (b * c)), low=low, high=high)
 
 
 def resampled(values: Float[np.ndarray, "A C"], *, seed: int = 0, resamples: int = RESAMPLES) -> Float[np.ndarray, "R C"]:
     """The sums of prompts drawn with replacement."""
-    num, rng = len(values), np.random.default_rng(seed)
-    # In parts: all draws at once would take R A numbers.
-    parts = [rng.multinomial(num, np.full(num, 1 / num), size=min(_PART, resamples - i)) for i in range(0, resamples, _PART)]
-    return np.concatenate([part @ values for part in parts])
+    num = len(values)
+    return np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=resamples) @ values
 
 
 def bounds(figures: Float[np.ndarray, " R"]) -> tuple[float, float]:
@@ -73,16 +73,3 @@ def of_few(figures: Float[np.ndarray, " R"], value: float, num: int) -> tuple[fl
     factor = t / z * (num / nu) ** 0.5
     low, high = (value * (bound / value) ** factor for bound in bounds(figures))
     return low, high
-
-
-def ratio(top: Column, bottom: Column, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Interval of a ratio of two sums: tokens per second, or a rate."""
-    return of_sums(lambda a, b: a / b, top, bottom, seed=seed, resamples=resamples)
-
-
-def ratio_of_ratios(
-    top: Column, bottom: Column, other_top: Column, other_bottom: Column, *, seed: int = 0, resamples: int = RESAMPLES
-) -> Interval:
-    """(top/bottom)/(other_top/other_bottom): how many times faster, paired by prompt."""
-    columns = top, bottom, other_top, other_bottom
-    return of_sums(lambda a, b, c, d: a * d / (b * c), *columns, seed=seed, resamples=resamples)

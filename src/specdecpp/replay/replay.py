@@ -64,8 +64,7 @@ class TraceView:
         self._start, self._num_whole = start, rejected - start
         self._offset = rejected * self._width + 1 - self._num_whole
         self._judged: list[float] = []
-        self._survival = self._confidence = 1.0
-        self._num_confident = 0
+        self._confidences: list[float] = []
 
     @property
     def tokens(self) -> list[int]:
@@ -73,7 +72,9 @@ class TraceView:
 
     @property
     def judged(self) -> Sequence[float]:
-        self._judge()
+        for k in range(len(self._judged), self.num_tokens - self._lag):
+            by_head = None if self._accept is None else self._accept[self._score(k)]
+            self._judged.append(by_q(self.confidence(k)) if by_head is None else by_head)
         return self._judged
 
     @property
@@ -83,8 +84,7 @@ class TraceView:
 
     @property
     def survival(self) -> float:
-        self._judge()
-        return self._survival
+        return math.prod(self.judged, start=1.0)
 
     @property
     def next_acceptance(self) -> float | None:
@@ -95,35 +95,22 @@ class TraceView:
 
     @property
     def cumulative_confidence(self) -> float:
-        for k in range(self._num_confident, self.num_tokens):
-            self._confidence *= math.exp(self._log_q[self._place(k)])
-        self._num_confident = self.num_tokens
-        return self._confidence
+        self._read()
+        return math.prod(self._confidences, start=1.0)
 
     def confidence(self, i: int) -> float:
-        return math.exp(self._log_q[self._place(self._index(i))])
+        self._read()
+        return self._confidences[i]
+
+    def _read(self) -> None:
+        for k in range(len(self._confidences), self.num_tokens):
+            self._confidences.append(math.exp(self._log_q[self._place(k)]))
 
     def entropy(self, i: int) -> float:
-        return self._entropy[self._place(self._index(i))]
+        return self._entropy[self._place(i % self.num_tokens)]
 
     def gap(self, i: int) -> float:
-        return self._gap[self._place(self._index(i))]
-
-    def _judge(self) -> None:
-        """Have those judged that a head has seen by now."""
-        for k in range(len(self._judged), self.num_tokens - self._lag):
-            chance = self._estimate(k)
-            self._judged.append(chance)
-            self._survival *= chance
-
-    def _estimate(self, k: int) -> float:
-        return by_q(self.confidence(k)) if self._accept is None else self._accept[self._score(k)]
-
-    def _index(self, i: int) -> int:
-        k = i + self.num_tokens if i < 0 else i
-        if not 0 <= k < self.num_tokens:
-            raise IndexError(f"there is no draft token {i} among {self.num_tokens}")
-        return k
+        return self._gap[self._place(i % self.num_tokens)]
 
     def _place(self, k: int) -> int:
         return (self._start + k) * self._width if k < self._num_whole else self._offset + k

@@ -1,6 +1,5 @@
 """Results of a replayed policy: steps, their sums for every answer, and the rates that follow."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -8,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from specdecpp.costs.curve import is_switch
 from specdecpp.policies import Costs
 from specdecpp.replay.intervals import Interval, ratio_of_ratios
 
@@ -84,11 +82,10 @@ class Rates:
                 f"there are no answers of {', '.join(sorted(missing))}, only of {', '.join(sorted(set(self.sources)))}"
             )
         chosen = [i for i, source in enumerate(self.sources) if source in sources]
-        return replace(self, sources=tuple(self.sources[i] for i in chosen), tokens=self.tokens[chosen], **self._rows(chosen))
-
-    def _rows(self, chosen: Sequence[int]) -> dict[str, Any]:
-        """The other columns of some answers."""
-        raise NotImplementedError
+        columns = {name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)}
+        lists = {name: of for name, of in vars(self).items() if isinstance(of, tuple)}
+        kept = {name: of[chosen] for name, of in columns.items()}
+        return replace(self, **kept, **{name: tuple(of[i] for i in chosen) for name, of in lists.items()})
 
     def at(self: R, costs: Costs) -> R:
         """Steps at other costs. Raises ValueError for a rule that would have acted differently there."""
@@ -116,23 +113,17 @@ class Replayed(Rates):
         cls, played: Iterable[Iterable[ReplayedStep]], *, sources: tuple[str, ...], costs: Costs, repeats: int, is_priced: bool
     ) -> "Replayed":
         """Add up the steps of every answer."""
-        rows, drafted = [], []
+        sums, histograms = [], []
         for steps in played:
-            tokens = accepted = dropped = switches = 0
-            before = 1
-            counts: Counter[int] = Counter()
-            for r in steps:
-                tokens += r.num_tokens
-                accepted += r.num_accepted
-                dropped += r.num_dropped
-                switches += is_switch(before, before := r.num_drafted)
-                counts[r.num_drafted] += 1
-            rows.append((tokens, accepted, dropped, switches))
-            drafted.append(counts)
-        histogram = np.zeros((len(drafted), 1 + max(map(max, drafted))), dtype=np.int64)
-        for row, counts in zip(histogram, drafted, strict=True):
-            row[list(counts)] = list(counts.values())
-        columns = dict(zip(("tokens", "accepted", "dropped", "switches"), np.array(rows).T, strict=True))
+            rows = np.array([(r.num_tokens, r.num_accepted, r.num_dropped, r.num_drafted) for r in steps])
+            drafted = rows[:, 3]
+            num_switches = int(((drafted > 0) & (np.r_[1, drafted[:-1]] == 0)).sum())
+            sums.append((*rows[:, :3].sum(0), num_switches))
+            histograms.append(np.bincount(drafted))
+        histogram = np.zeros((len(histograms), max(map(len, histograms))), dtype=np.int64)
+        for row, counts in zip(histogram, histograms, strict=True):
+            row[: len(counts)] = counts
+        columns = dict(zip(("tokens", "accepted", "dropped", "switches"), np.array(sums).T, strict=True))
         return cls(sources=sources, costs=costs, repeats=repeats, histogram=histogram, is_priced=is_priced, **columns)
 
     @property
@@ -149,30 +140,11 @@ class Replayed(Rates):
         return self.histogram @ np.array(each) + self.costs.draft_s * self.dropped + self.costs.switch_s * self.switches
 
     @property
-    def num_tokens(self) -> int:
-        return int(self.tokens.sum())
-
-    @property
-    def num_drafted(self) -> int:
-        return int(self.drafted.sum())
-
-    @property
-    def num_accepted(self) -> int:
-        return int(self.accepted.sum())
-
-    @property
-    def num_passes(self) -> int:
-        return int(self.passes.sum())
-
-    @property
     def discard_rate(self) -> float:
         """R_d: draft tokens that do not end in the output, per token."""
-        return (self.num_drafted - self.num_accepted) / self.num_tokens
+        return float((self.drafted - self.accepted).sum() / self.tokens.sum())
 
     @property
     def verification_rate(self) -> float:
         """R_v: target passes per token."""
-        return self.num_passes / self.num_tokens
-
-    def _rows(self, chosen: Sequence[int]) -> dict[str, Any]:
-        return {name: getattr(self, name)[chosen] for name in ("accepted", "dropped", "switches", "histogram")}
+        return float(self.passes.sum() / self.tokens.sum())

@@ -2,13 +2,11 @@
 
 | file | what is in it |
 |---|---|
-| boards.py | rows that belong together |
-| tables.py | the rows of a comparison, for a terminal and in words, and the columns of the page |
+| tables.py | rows that belong together, for a terminal and in words, and the columns of the page |
 | advice.py | the result of a check in words |
 | theme.py | colours and typeface of pages and pictures |
-| pictures.py | the pictures of a board |
-| page.py, page.html.j2 | everything as one HTML file |
-| render.py | the look of the command line: text as it comes, bars of progress, tables |
+| pictures.py, page.html.j2 | the pictures of a board, and everything as one HTML file |
+| render.py | the look of the command line: text as it comes, progress, tables |
 
 Nothing here prints. Pictures need matplotlib (the extra `plots`).
 """

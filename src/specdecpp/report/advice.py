@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
 from specdecpp.bench.check import CHEAP, GOOD, WIDE, Check, Option
-from specdecpp.bench.results import Interval, Machine
+from specdecpp.bench.results import Machine
 from specdecpp.bench.rows import MIN_PROMPTS
 from specdecpp.bench.turns import LENGTHS
 from specdecpp.policy_spec import spec_of
@@ -99,8 +101,8 @@ def _options(check: Check) -> list[Option]:
     return [*shown, *([check.own] if check.own else [])]
 
 
-def table(check: Check) -> RenderableType:
-    """Every rule beside the target alone; the best in bold."""
+def terminal(check: Check) -> RenderableType:
+    """The sentences, then every rule beside the target alone, the best in bold."""
     rows = render.plain_table("policy", "tokens/s\ndecoding", "tokens\n/pass", "decoding\ntimes", "answers\ntimes", gap=3)
     rows.add_row("target alone", f"{1 / check.costs.verify_s(1):.1f}", "1.00", "1.00", "1.00")
     for option in _options(check):
@@ -108,15 +110,16 @@ def table(check: Check) -> RenderableType:
             option.label,
             f"{option.tokens_per_second:.1f}",
             "" if option.tokens_per_pass is None else f"{option.tokens_per_pass:.2f}",
-            _figure(option.decoding, option.decoding_interval),
-            _figure(option.speedup, option.interval),
+            times(option.decoding, option.decoding_interval, ""),
+            times(option.speedup, option.interval, ""),
             style="bold" if option is check.best else "",
         )
-    return rows
-
-
-def _figure(value: float, interval: Interval | None) -> str:
-    return f"{value:.2f}" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
+    return Group(
+        render.heading("The pair", verdict(check)),
+        *(Padding(Text(sentence), (0, 1)) for sentence in sentences(check)),
+        render.heading("Rules", "over the target alone; answers with the reading of their prompts"),
+        Padding(rows, (0, 1)),
+    )
 
 
 def to_dict(check: Check) -> dict[str, Any]:

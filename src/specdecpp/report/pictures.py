@@ -1,6 +1,5 @@
-"""Pictures of results, drawn by matplotlib. Our own policies have the accent colour; every picture has its words.
-
-pareto   target passes against discarded draft tokens
+"""Pictures of results, drawn by matplotlib, and the page that holds them with every row. Our own policies have the accent
+colour; every picture has its words.
 """
 
 import io
@@ -12,9 +11,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from specdecpp import __version__
 from specdecpp.errors import MissingExtraError
-from specdecpp.report.boards import Board
-from specdecpp.report.theme import LIGHT, TIMES
+from specdecpp.report import tables
+from specdecpp.report.tables import Board
+from specdecpp.report.theme import DARK, FONT, LIGHT, PAGE, TIMES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +108,7 @@ def pareto(board: Board, verification: str) -> Picture | None:
     Time per token is t_draft (1 + R_d - R_v) for draft tokens and one pass for every R_v (paper, section 3), so a policy is
     better where it lies nearer to the lower left.
     """
-    headline = board.headline(verification)
+    headline = board.under(verification, is_whole=False)
     best = next((row for row in headline if row.role == "fixed"), None)
     if best is None:
         return None
@@ -131,9 +134,25 @@ def pareto(board: Board, verification: str) -> Picture | None:
     axes.set(xlabel=f"discarded draft tokens per token, R_d{hidden}", ylabel="target passes per token, R_v")
     words = "; ".join(f"{row.label} {row.discard_rate:.2f} and {row.verification_rate:.2f}" for row in headline)
     text = f"Discarded draft tokens and target passes per token: {words}."
-    return finished(drawn, text, name=_slug("pareto", board.name, verification))
+    return finished(drawn, text, name=re.sub(r"[\W_]+", "-", f"pareto {board.name} {verification}".lower()))
 
 
-def _slug(*parts: str) -> str:
-    """A name for files: letters, digits and hyphens."""
-    return re.sub(r"[\W_]+", "-", " ".join(parts).lower()).strip("-")
+def page(boards: Sequence[Board], drawn: Sequence[Sequence[Picture]]) -> str:
+    """One HTML page that needs nothing else (`page.html.j2`); `drawn` are the pictures of each board.
+
+    >>> Path("report.html").write_text(page(found, gallery(found)), encoding="utf-8")           # doctest: +SKIP
+    """
+    themes = (LIGHT | {"page": PAGE[0]}, DARK | {"page": PAGE[1]})
+    light, dark = (";".join(f"--{name}:{colour}" for name, colour in theme.items()) for theme in themes)
+    loader = PackageLoader("specdecpp.report", ".")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    return environment.get_template("page.html.j2").render(
+        title=f"Stopping rules on {', '.join(dict.fromkeys(board.rows[0].dataset for board in boards))}",
+        boards=list(zip(boards, drawn, strict=True)),
+        files=tables.files(boards),
+        tables=tables,
+        light=light,
+        dark=dark,
+        font=FONT,
+        version=__version__,
+    )

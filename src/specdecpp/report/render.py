@@ -6,15 +6,13 @@ Numbers stand under their units.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -44,74 +42,36 @@ def width_of(out: Console) -> int:
     return max(40, min(WIDTH, out.width))
 
 
-class LiveText:
-    """Prints steps as they come, every token in the style of its origin."""
-
-    def __init__(self, out: Console):
-        self.out = out
-        self.counts: Counter[str] = Counter()
-
-    def push(self, step: "Step") -> None:
-        for piece in step.pieces:
-            self.counts[piece.origin] += 1
-            self.out.print(Text(piece.text, ORIGINS[piece.origin]), end="", soft_wrap=True)
-        self.out.file.flush()
-
-    def finish(self) -> None:
-        """End the line."""
-        self.out.print()
+def show(out: Console, step: "Step") -> None:
+    """A step as it comes, every token in the style of its origin."""
+    for piece in step.pieces:
+        out.print(Text(piece.text, ORIGINS[piece.origin]), end="", soft_wrap=True)
+    out.file.flush()
 
 
 def legend() -> RenderableType:
-    """Legend of the styles of `LiveText`."""
+    """Legend of the styles of `show`."""
     grid = Table.grid(padding=(0, 2))
     for name, style in ORIGINS.items():
         grid.add_row(Text(name, style), Text(MEANINGS[name], "dim"))
     return grid
 
 
-def tally(counts: "Counter[str]") -> RenderableType:
+def tally(steps: "Iterable[Step]") -> RenderableType:
     """Number of tokens of each kind."""
+    counts = Counter(piece.origin for step in steps for piece in step.pieces)
     return Text("   ").join(Text.assemble((name, style), f" {counts[name]}") for name, style in ORIGINS.items())
 
 
 @contextmanager
-def waiting(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr, where that is a terminal; the yielded function shows what is being done."""
-    err = console(stderr=True)
-    if quiet or not err.is_terminal:
-        yield lambda doing: None
-        return
-    with err.status(Text(text, "dim"), spinner_style=ACCENT) as status:
-        yield lambda doing: status.update(Text(f"{text}: {doing}", "dim", overflow="ellipsis", no_wrap=True))
-
-
-@contextmanager
-def progress(text: str, total: int, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A bar on stderr with what is done and the time left, where that is a terminal.
-
-    It is drawn in calls of the yielded function only: a thread of its own would take time from what is being timed.
-    """
-    err = console(stderr=True)
-    columns = (
-        TextColumn("  {task.description}"),
-        BarColumn(24, complete_style=ACCENT, finished_style=ACCENT),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[last]}", style="dim"),
-    )
-    bars = Progress(*columns, console=err, transient=True, auto_refresh=False, disable=quiet or not err.is_terminal)
-    with bars:
-        task = bars.add_task(text, total=total, last="")
-        yield lambda name, advance=1: bars.update(task, advance=advance, last=name, refresh=True)
-
-
-@contextmanager
-def live(text: str, *, every_s: float = LINE_S, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+def live(text: str, *, every_s: float | None = LINE_S, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """A line on stderr that is written anew in place whenever the yielded function is called; without a terminal a line of its
-    own, at most one every `every_s`. Nothing is drawn between the calls."""
+    own, at most one every `every_s` seconds (None: no line).
+
+    Nothing is drawn between the calls: a thread of its own would take time from what is being timed.
+    """
     err, at = console(stderr=True), -math.inf
-    if quiet:
+    if quiet or (every_s is None and not err.is_terminal):
         yield lambda doing: None
         return
     with Live(Text(f"  {text}", "dim"), console=err, auto_refresh=False, transient=True) as line:
@@ -119,8 +79,8 @@ def live(text: str, *, every_s: float = LINE_S, quiet: bool = False) -> Iterator
         def tell(doing: str) -> None:
             nonlocal at
             if err.is_terminal:
-                line.update(Text(f"  {text}, {doing}", "dim"), refresh=True)
-            elif perf_counter() - at >= every_s:
+                line.update(Text(f"  {text}, {doing}", "dim", overflow="ellipsis", no_wrap=True), refresh=True)
+            elif every_s is not None and perf_counter() - at >= every_s:
                 at = perf_counter()
                 err.print(f"  {text}, {doing}", soft_wrap=True)
 
@@ -129,11 +89,6 @@ def live(text: str, *, every_s: float = LINE_S, quiet: bool = False) -> Iterator
 
 def heading(text: str, note: str = "") -> Text:
     return Text.assemble("\n  ", (text, "bold"), (f"  {note}" if note else "", "dim"), "\n")
-
-
-def quoted(prompt: str) -> RenderableType:
-    """The prompt above its answer."""
-    return Padding(Text(prompt, "dim"), (1, 0))
 
 
 def stats(metrics: "Metrics", *, policy: str, seed: int | None, finish_reason: str) -> RenderableType:

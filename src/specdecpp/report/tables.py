@@ -1,23 +1,115 @@
-"""Results as tables: for a terminal of 80 columns, and the columns of the page (`page`).
+"""Results as tables: for a terminal of 80 columns, and the columns of the page (`pictures.page`).
+
+    results (one file or several) -> boards: rows of the same prompts, temperature and costs -> tables, pictures, page
 
 The terminal shows the chosen setting of every rule, oracles, and what follows in words, where a loss is stated as plainly
 as a win. The page has every row, with intervals.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from specdecpp.bench.results import Interval, Results, Row
+from specdecpp.bench.results import Interval, Results, Role, Row
+from specdecpp.errors import DataError
 from specdecpp.report import render
-from specdecpp.report.boards import Board
 from specdecpp.report.theme import TIMES
 
 NONE = "-"
 Column = tuple[str, Callable[[Row], str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """The rows of one data set at one temperature in one results file, in the order in which they are shown."""
+
+    results: Results
+    name: str
+    """For files: data set, temperature, and where there are several results, which."""
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.rows[0].dataset}, T = {self.rows[0].temperature:g}"
+
+    @property
+    def costs(self) -> str:
+        """Source of the times: the clock, or a replay and its costs."""
+        name, c = str(self.results.costs["name"]), f"c = {self.results.costs['c']:.2f}"
+        how = "decoded on the clock" if self.results.kind == "bench" else "replayed"
+        return f"{how}, {name if name.startswith('c =') else f'{name} costs, {c}'}"
+
+    @property
+    def verifications(self) -> list[str]:
+        """Kinds of verification, in the order of the file."""
+        return list(dict.fromkeys(row.verification for row in self.rows if row.role != "target")) or ["token"]
+
+    @property
+    def target(self) -> Row | None:
+        return next((row for row in self.rows if row.role == "target"), None)
+
+    def under(self, verification: str, *, is_whole: bool = True) -> list[Row]:
+        """The rows of one kind of verification, the target's own aside: all, or the chosen setting of every rule, all settings
+        of a rule that has none, and the oracles."""
+        rows = [row for row in self.rows if row.verification == verification and row.role != "target"]
+        decided = {_stem(row) for row in rows if row.chosen}
+        return [row for row in rows if is_whole or row.chosen or row.role == "oracle" or _stem(row) not in decided]
+
+    def sections(self, *, is_whole: bool) -> list[tuple[str, list[Row]]]:
+        """The rows under each kind of verification, the target alone among the first."""
+        found = [(f"{name} verification", self.under(name, is_whole=is_whole)) for name in self.verifications]
+        if self.target:
+            found[0][1].insert(0, self.target)
+        return found
+
+    def best(self, *, is_whole: bool) -> Row | None:
+        """The fastest of the rows that are shown, oracles aside."""
+        rows = [row for _, rows in self.sections(is_whole=is_whole) for row in rows if row.role != "oracle"]
+        return max(rows, key=lambda row: row.speedup, default=None)
+
+    @property
+    def num_hidden(self) -> int:
+        """Number of settings that were run and not chosen."""
+        return len(self.rows) - sum(len(rows) for _, rows in self.sections(is_whole=False))
+
+
+def boards(files: Sequence[Results], *, dataset: str | None = None) -> list[Board]:
+    """One board for every file, data set and temperature. Raises `DataError` for files without a row, ValueError where none
+    has the data set.
+
+    >>> [board.title for board in boards([results], dataset="gsm8k")]                            # doctest: +SKIP
+    ['gsm8k, T = 0', 'gsm8k, T = 1']
+    """
+    known = list(dict.fromkeys(row.dataset for file in files for row in file.rows))
+    if not known:
+        raise DataError("the results have no row. Make them again with bench.")
+    if dataset is not None and dataset not in known:
+        raise ValueError(f"there is no data set {dataset!r} in the results, only {', '.join(known)}. Name one of them.")
+    found = []
+    for i, file in enumerate(files, 1):
+        key = f" {file.costs['name']} {i}" if len(files) > 1 else ""
+        for name in known if dataset is None else [dataset]:
+            rows = sorted((row for row in file.rows if row.dataset == name), key=_order)
+            for temperature in sorted({row.temperature for row in rows}):
+                own = tuple(row for row in rows if row.temperature == temperature)
+                found.append(Board(results=file, name=f"{name} t{temperature:g}{key}", rows=own))
+    return found
+
+
+def _order(row: Row) -> tuple[int, float]:
+    """By role; then as in the file, but oracles by what they know."""
+    return get_args(Role).index(row.role), row.tokens_per_second if row.role == "oracle" else 0.0
+
+
+def _stem(row: Row) -> str:
+    """The rule without its setting: the label without its numbers."""
+    return re.sub(r"[\s=:]*\d[\d.]*", "", row.label).strip() or row.label
 
 
 def signed(value: float | None) -> str:
@@ -33,7 +125,7 @@ def signed(value: float | None) -> str:
 
 
 def share(row: Row, oracle: str) -> str:
-    """How much of the way from the best fixed K to an oracle, in percent."""
+    """Part of the way from the best fixed K to an oracle, in percent."""
     value = row.share_of_headroom.get(oracle)
     return NONE if value is None else f"{round(100 * value)}"
 
@@ -73,15 +165,10 @@ SHORT: tuple[Column, ...] = (
 """Columns of a terminal."""
 
 
-def told(board: Board) -> list[str]:
-    """Sentences about the rows."""
-    return list(said(board.rows)) if board.target else []
-
-
 def said(rows: Sequence[Row]) -> Iterator[str]:
     """Sentences about the rows of one data set and temperature: the fastest rule, and the rule without a threshold."""
     drafting = [row for row in rows if row.chosen and row.role != "target"]
-    if not drafting:
+    if not drafting or all(row.role != "target" for row in rows):
         return
     best = max(drafting, key=lambda row: row.speedup)
     speed = f"{times(best.speedup, best.speedup_interval)} the target alone"
@@ -99,9 +186,9 @@ def name_of(row: Row) -> str:
     return row.label if row.verification in ("token", "greedy") else f"{row.label} ({row.verification})"
 
 
-def times(value: float, interval: Interval | None) -> str:
+def times(value: float, interval: Interval | None, unit: str = " times") -> str:
     """Text such as "1.25 times [1.20, 1.31]"."""
-    return f"{value:.2f} times" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
+    return f"{value:.2f}{unit}" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
 
 
 def _gain(row: Row) -> str:
@@ -113,30 +200,9 @@ def _gain(row: Row) -> str:
     return f", {100 * gain:+.1f} %{spread} on the best fixed K{doubt}"
 
 
-def sections(board: Board, *, is_whole: bool) -> list[tuple[str, list[Row]]]:
-    """The rows under each kind of verification, the target alone among the first; whole: every setting."""
-    found = []
-    for verification in board.verifications:
-        rows = board.under(verification) if is_whole else board.headline(verification)
-        lead = [board.target] if board.target and not found else []
-        found.append((f"{verification} verification", [*lead, *rows]))
-    return found
-
-
 def is_marked(row: Row) -> bool:
-    """Tell whether it is the rule without a threshold, which the accent colour shows."""
+    """True for the rule without a threshold, which the accent colour shows."""
     return row.role == "cost_aware"
-
-
-def best(board: Board, *, is_whole: bool) -> Row | None:
-    """The fastest of the rows that are shown, oracles aside."""
-    rows = [row for _, rows in sections(board, is_whole=is_whole) for row in rows if row.role != "oracle"]
-    return max(rows, key=lambda row: row.speedup, default=None)
-
-
-def num_hidden(board: Board) -> int:
-    """Number of settings that were run and not chosen."""
-    return len(board.rows) - sum(len(rows) for _, rows in sections(board, is_whole=False))
 
 
 def files(boards: Iterable[Board]) -> list[Results]:
@@ -150,10 +216,8 @@ def sources(results: Results) -> list[str]:
     names = ("command", "date", "machine", "threads", "specdecpp", "git", "python", "torch", "transformers", "seed")
     lines = [*results.notes, *(f"{name}: {about[name]}" for name in names if about.get(name) is not None)]
     models = about.get("pair")
-    for role, model in models.items() if isinstance(models, dict) else ():
-        if role in ("target", "draft"):
-            lines.append(f"{role}: {model['name'] if isinstance(model, dict) and 'name' in model else model}")
-    return lines
+    models = {role: models[role] for role in ("target", "draft") if role in models} if isinstance(models, dict) else {}
+    return lines + [f"{role}: {of['name'] if isinstance(of, dict) else of}" for role, of in models.items()]
 
 
 def terminal(boards: Sequence[Board]) -> RenderableType:
@@ -161,9 +225,9 @@ def terminal(boards: Sequence[Board]) -> RenderableType:
     parts: list[RenderableType] = []
     for board in boards:
         parts += [render.heading(board.title, board.costs), Padding(_table(board), (0, 1)), ""]
-        if hidden := num_hidden(board):
-            parts.append(Padding(Text(f"{hidden} more settings are in the page: report --html.", "dim"), (0, 1)))
-        parts += [Padding(Text(sentence), (0, 1)) for sentence in told(board)]
+        if board.num_hidden:
+            parts.append(Padding(Text(f"{board.num_hidden} more settings are in the page: report --html.", "dim"), (0, 1)))
+        parts += [Padding(Text(sentence), (0, 1)) for sentence in said(board.rows)]
     notes = dict.fromkeys(note for results in files(boards) for note in results.notes)
     return Group(*parts, *(Padding(Text(f"note: {note}", "dim"), (0, 1)) for note in notes))
 
@@ -171,7 +235,7 @@ def terminal(boards: Sequence[Board]) -> RenderableType:
 def _table(board: Board) -> Table:
     """The chosen rows: the fastest in bold, the rule without a threshold in the accent colour, oracles dim."""
     table = render.plain_table("policy", *(header for header, _ in SHORT), gap=1)
-    found, fastest = sections(board, is_whole=False), best(board, is_whole=False)
+    found, fastest = board.sections(is_whole=False), board.best(is_whole=False)
     for name, rows in found:
         if len(found) > 1:
             table.add_row(Text(name, "dim"))

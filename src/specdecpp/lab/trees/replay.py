@@ -23,7 +23,7 @@ Shapes: V vocabulary; A answers.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -183,9 +183,6 @@ class TreesReplayed(Rates):
     @property
     def num_draft_passes(self) -> int:
         return sum(len(widths) * count for shapes in self.shapes for (widths, _), count in shapes.items())
-
-    def _rows(self, chosen: Sequence[int]) -> dict[str, Any]:
-        return {"shapes": tuple(self.shapes[i] for i in chosen)}
 
 
 def replay_trees(
