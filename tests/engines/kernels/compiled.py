@@ -50,7 +50,7 @@ class Compiled(fused.FusedModel):
 
     def _launch(self, kind: str, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         early = {"launch_pdl": True} if self.is_new and kind in self.early else {}
-        code = kernel.warmup(*args, grid=grid, IS_EARLY=self.is_new, **early, **options)
+        code = kernel.warmup(*args, grid=grid, **early, **options)
         assert code.metadata.shared <= (227 if self.is_new else 99) * 1024, (
             f"{kernel} takes {code.metadata.shared} bytes of memory"
         )
