@@ -59,7 +59,7 @@ def weighed(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> T
     record = record_of(logits.shape[1])
     record.seen = record.seen if seen is None else seen
     kernels = RowKernels(logits, 1)
-    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    kernels.weigh(record, sampling)
     row = record.rows[0].double()
     return row / row.sum()
 
@@ -105,7 +105,7 @@ def test_a_draw_is_the_hosts(name: str) -> None:
     sampling, vocab_size = SAMPLINGS[name], 1300
     logits = logits_of(vocab_size, 1, seed=1)
     record, kernels = record_of(vocab_size), RowKernels(logits, 1)
-    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    kernels.weigh(record, sampling)
     weights = (record.rows[0].double() * 2.0**42).long()
     ends = weights.cumsum(0)
     expected = probabilities(logits.cpu(), sampling)[0]
@@ -140,8 +140,7 @@ ENDS = torch.tensor([3, 900], device=DEVICE)
 
 
 def note(kernels: RowKernels, record: Any, *, sampling: Sampling, evidence: Evidence = Evidence.NOTHING, **how: Any) -> None:
-    options = {"judges": False, "scores": False, "draws_only": False} | how
-    kernels.note(record, INPUTS, ENDS, is_greedy=sampling.is_greedy, evidence=evidence, has_seen=sampling.needs_seen, **options)
+    kernels.note(record, sampling, INPUTS, ENDS, evidence=evidence, **{"judges": False, "scores": False} | how)
 
 
 @pytest.mark.parametrize("evidence", list(Evidence))
@@ -162,7 +161,7 @@ def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
         )
         if i == 3:
             record.least[4] = torch.inf
-        kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+        kernels.weigh(record, sampling)
         note(kernels, record, sampling=sampling, evidence=evidence, judges=by_q, scores=by_q)
         token, q, accept, flags, noted = record.records[i].tolist()
         if sampling.is_greedy:
@@ -184,7 +183,7 @@ def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
         record.order[1] = int(i == 3)
     names = ("rows", "order", "line", "evidence", "records", "totals", "seen")
     before = [getattr(record, name).clone() for name in names] + [INPUTS.clone()]
-    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    kernels.weigh(record, sampling)
     note(kernels, record, sampling=sampling, evidence=evidence, judges=by_q, scores=by_q)
     after = [getattr(record, name) for name in names] + [INPUTS]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -196,7 +195,7 @@ def test_an_end_stops() -> None:
     logits[0, 900] = 5.0
     record, kernels = record_of(1300), RowKernels(logits, 1)
     greedy = Sampling(temperature=0.0)
-    kernels.weigh(record.rows, greedy, record.order, record.line, record.seen)
+    kernels.weigh(record, greedy)
     note(kernels, record, sampling=greedy)
     assert record.records[0, 3] == 2
     assert record.order.tolist() == [1, 1, 1]
@@ -226,7 +225,7 @@ class Judged:
         for i in range(self.num):
             drawing = RowKernels(q[i : i + 1].clone(), 1)
             self.record.order.copy_(torch.tensor([i, 0, 1]))
-            drawing.weigh(self.record.rows, sampling, self.record.order, self.record.line, self.record.seen)
+            drawing.weigh(self.record, sampling)
             note(drawing, self.record, sampling=sampling)
 
     def given(self, tokens: list[int], uniforms: list[float]) -> tuple[int, int]:

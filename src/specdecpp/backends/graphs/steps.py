@@ -109,19 +109,11 @@ class DraftStep:
         if launches is None:
             self._write(*self._drawn())
             return
-        launches.weigh(record.rows, sampling, record.order, record.line, record.seen)
-        launches.note(
-            record,
-            self.cache.inputs,
-            self.ends,
-            is_greedy=sampling.is_greedy,
-            evidence=self.evidence,
-            judges=self.judge.judges_by_q,
-            scores=self.scores,
-            has_seen=sampling.needs_seen,
-            draws_only=self.judge.head is not None,
-        )
-        if self.judge.head is not None:
+        has_head = self.judge.head is not None
+        tests = {"evidence": self.evidence, "judges": self.judge.judges_by_q, "scores": self.scores}
+        launches.weigh(record, sampling)
+        launches.note(record, sampling, None if has_head else self.cache.inputs, self.ends, **tests)
+        if has_head:
             drawn = record.records.index_select(0, record.count)
             row = record.rows.index_select(0, record.count)
             self._write(drawn[:, 0].long(), drawn[:, 1], row / row.sum(-1, keepdim=True).clamp(min=_TINY))
