@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.backends import trimmed
-from specdecpp.backends.graphs.tiling import EARLY, Meta, Tiling, in_steps, shape_of
+from specdecpp.backends.graphs.tiling import EARLY, Meta, RowMeta, Tiling, in_steps, shape_of
 from specdecpp.backends.lean import LeanModel, Norm, _Layer
 
 _PROGRAMS = 512
@@ -64,7 +64,7 @@ class FusedModel(LeanModel):
         each layer. The text ends within `span`."""
         x = self._embedding.new_empty(len(tokens), self.hidden_size)
         rows = _Stream(x, torch.empty_like(x), self._layers[0].norm)
-        self._settle(rows, "embedded", self._embedding, tokens=tokens)
+        self._settle(rows, self._embedding, tokens=tokens)
         for i, layer in enumerate(self._layers):
             queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i])
             mixed = self._mixed(queries, layer, start, span, keys[i], values[i])
@@ -73,21 +73,21 @@ class FusedModel(LeanModel):
             last = i + 1 == len(self._layers)
             self._add("down", rows, gated, layer.down, layer.down_norm, self._norm if last else self._layers[i + 1].norm)
         rows.h = out
-        self._settle(rows, "given", x)
+        self._settle(rows)
 
     def _score(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
         logits = self.logits(hidden, hidden.new_empty(len(hidden), self._output.shape[1]))
         return logits if self.output_ids is None else trimmed.widened(logits, self.output_ids, vocab_size=self.vocab_size)
 
     def _settle(
-        self, rows: _Stream, how: str, source: Tensor, *, tokens: Tensor | None = None, own: Norm | None = None
+        self, rows: _Stream, source: Tensor | None = None, *, tokens: Tensor | None = None, own: Norm | None = None
     ) -> None:
-        size, norm = rows.x.shape[1], rows.norm
-        own = own or norm
-        tensors = source, tokens, own.weight, rows.x, norm.weight, rows.h
-        numbers = self.family.embedding_scale, own.eps, own.divisor, norm.eps, norm.divisor, size, *source.stride()
-        options = {"BLOCK": self.kernels.block_of(size), "HOW": how, "IS_EARLY": self.is_new, "num_warps": 8}
-        self._launch("settle", self.kernels.settle, (len(rows.x),), *tensors, *numbers, **options)
+        """Add a source, begin with an embedding or leave x as it is; then its norm."""
+        norm, (own_eps, own_divisor) = rows.norm, (own.eps, own.divisor) if own else (0.0, 1.0)
+        tensors = source, tokens, own and own.weight, rows.x, norm.weight, rows.h
+        numbers = self.family.embedding_scale, own_eps, own_divisor, norm.eps, norm.divisor
+        meta, strides = self._row_meta(rows.x.shape[1]), (0, 0) if source is None else source.stride()
+        self._launch("settle", self.kernels.settle, (len(rows.x),), *tensors, *numbers, *strides, META=meta, num_warps=8)
         rows.squares = None
 
     def _queries(
@@ -103,35 +103,31 @@ class FusedModel(LeanModel):
             return queries
         qkv = rows.x.new_empty(n, layer.qkv.shape[1])
         self._project("queries", rows.h, layer.qkv, qkv, rows=rows, bias=layer.qkv_bias)
-        q_norm, k_norm = layer.head_norms or (layer.norm, layer.norm)
-        tensors = qkv, *tables, q_norm.weight, k_norm.weight, start, queries, keys, values
-        numbers = q_norm.eps, q_norm.divisor, heads, kv, capacity, self._turned[0], size, self.kernels.block_of(size)
-        options = {"HAS_NORMS": layer.head_norms is not None, "IS_EARLY": self.is_new, "num_warps": 1}
-        self._launch("rotate", self.kernels.rotate, (n, heads + 2 * kv), *tensors, *numbers, **options)
+        q_norm, k_norm = layer.head_norms or (None, None)
+        tensors = qkv, *tables, q_norm and q_norm.weight, k_norm and k_norm.weight, start, queries, keys, values
+        numbers = (q_norm or layer.norm).eps, (q_norm or layer.norm).divisor, kv, capacity, self._turned[0]
+        grid, meta = (n, heads + 2 * kv), self._row_meta(size)
+        self._launch("rotate", self.kernels.rotate, grid, *tensors, *numbers, META=meta, num_warps=1)
         return queries
 
     def _mixed(
         self, queries: Tensor, layer: _Layer, start: Tensor, span: int, keys: Tensor, values: Tensor
     ) -> Float[Tensor, "n E"]:
         """Attention to the text up to each row."""
-        kernels, (n, _, size) = self.kernels, queries.shape
+        kernels, (n, _, size), meta = self.kernels, queries.shape, self._row_meta(queries.shape[2])
         kv, groups = self._kv_heads, self._heads // self._kv_heads
-        block, lines, positions = kernels.block_of(size), kernels.ROWS.value, kernels.POSITIONS.value
-        blocks, most = -(-n * groups // lines), span // positions
+        blocks, most = -(-n * groups // kernels.ROWS.value), span // kernels.POSITIONS.value
         parts = 1 if span <= _WHOLE else max(1, min(most, _PROGRAMS // (kv * blocks), kernels.PARTS))
-        portion = -(-most // parts) * positions
-        is_whole, out = parts == 1, torch.empty_like(queries)
+        portion, out = -(-most // parts) * kernels.POSITIONS.value, torch.empty_like(queries)
         tops, sums = queries.new_empty(2, kv, parts, n * groups, dtype=torch.float32)
-        mixtures = queries.new_empty(kv, parts, n * groups, 0 if is_whole else size, dtype=torch.float32)
-        window, scale = self.family.views[layer.view].window or 0, self.family.score_scale
-        tensors = queries, keys, values, start, tops, sums, mixtures, out
-        numbers = n, kv, groups, keys.shape[1], window, portion, scale, size, block
-        options = {"IS_WHOLE": is_whole, "IS_EARLY": self.is_new, "num_warps": kernels.WARPS}
-        self._launch("attend", kernels.attend, (kv, parts, blocks), *tensors, *numbers, **options)
-        if not is_whole:
-            numbers = n, groups, parts, size, block, kernels.PARTS
-            options = {"IS_EARLY": self.is_new, "num_warps": 1}
-            self._launch("combine", kernels.combine, (kv, n * groups), tops, sums, mixtures, out, *numbers, **options)
+        mixtures = None if parts == 1 else queries.new_empty(kv, parts, n * groups, size, dtype=torch.float32)
+        made, window = (tops, sums, mixtures, out), self.family.views[layer.view].window or 0
+        numbers, grid = (n, groups, keys.shape[1], window, portion, self.family.score_scale), (kv, parts, blocks)
+        options = {"META": meta, "num_warps": kernels.WARPS}
+        self._launch("attend", kernels.attend, grid, queries, keys, values, start, *made, *numbers, **options)
+        if mixtures is not None:
+            numbers, grid = (groups, parts, kernels.PARTS), (kv, n * groups)
+            self._launch("combine", kernels.combine, grid, *made, *numbers, META=meta, num_warps=1)
         return out.view(n, -1)
 
     def _through_gate(self, rows: _Stream, weight: Tensor) -> Float[Tensor, "n F"]:
@@ -153,12 +149,12 @@ class FusedModel(LeanModel):
         if norm is not None or rows.x.dtype == torch.float16:
             more = torch.empty_like(rows.x)
             self._project(kind, h, weight, more)
-            self._settle(rows, "added" if norm is None else "normed", more, own=norm)
+            self._settle(rows, more, own=norm)
             return
         shape = self._shape(weight, n)
         if shape is None:
             torch.addmm(rows.x, h, weight, out=rows.x)
-            self._settle(rows, "given", rows.x)
+            self._settle(rows)
             return
         rows.squares = rows.x.new_empty(-(-width // shape.block), _padded(n), dtype=torch.float32)
         self._multiply(kind, self.products.add, h, weight, shape, rows.squares, rows.x, after.weight, rows.h, width)
@@ -205,6 +201,9 @@ class FusedModel(LeanModel):
             is_early=self.is_new,
         )
 
+    def _row_meta(self, size: int) -> RowMeta:
+        return RowMeta(size, self.kernels.block_of(size), self.is_new)
+
     def _launch(self, kind: str, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         early = {"launch_pdl": True} if self.is_new and kind in self.early else {}
         kernel[grid](*args, **early, **options)
@@ -241,9 +240,8 @@ def _kernels(device: torch.device) -> Any:
         x = torch.ones(1, 16, device=device)
         with torch.cuda.device_of(x):
             y = torch.empty_like(x)
-            kernels.settle[(1,)](
-                x, x, x, x, x, y, 1.0, 1e-6, 16.0, 1e-6, 16.0, 16, 16, 1, BLOCK=16, HOW="given", IS_EARLY=False
-            )
+            meta = RowMeta(16, 16, is_early=False)
+            kernels.settle[(1,)](None, None, None, x, x, y, 1.0, 0.0, 1.0, 1e-6, 16.0, 0, 0, META=meta)
     except Exception as error:  # of a compiler, a driver, an import: all mean the same here
         why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         warnings.warn(

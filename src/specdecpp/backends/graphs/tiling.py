@@ -34,6 +34,14 @@ class Meta(NamedTuple):
     is_early: bool
 
 
+class RowMeta(NamedTuple):
+    """What a kernel of `kernels.layers` is compiled for: rows of this size, in a block that holds them."""
+
+    size: int
+    block: int
+    is_early: bool
+
+
 CHOICES: dict[tuple[int, int], dict[int, Tiling | None]] = {
     (2048, 2048): {32: None},
     (11264, 2048): {8: Tiling(32, 64, 2, 6), 16: Tiling(32, 64, 2, 6)},
