@@ -213,7 +213,7 @@ class _DeviceSteps:
         return num_accepted, next_token
 
     def _wait(self, i: int) -> None:
-        """Until the record of step i is there; others are queued behind it."""
+        """Wait for the record of step i; others are queued behind it."""
         if self._flags:
             self._flags[i].synchronize()
 

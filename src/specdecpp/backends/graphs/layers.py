@@ -36,7 +36,7 @@ class _Stream:
 
     @property
     def scale(self) -> tuple[Tensor | None, float, float]:
-        """What a kernel makes the scale of h from."""
+        """Arguments from which a kernel makes the scale of h."""
         return self.squares, self.norm.eps, self.norm.divisor
 
 

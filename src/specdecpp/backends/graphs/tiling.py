@@ -19,7 +19,7 @@ class Tiling(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """What a kernel of `kernels.products` is compiled for: a `Tiling`, padded rows, the blocks whose squares make up a norm."""
+    """Constants of a kernel of `kernels.products`: a `Tiling`, padded rows, the blocks whose squares make up a norm."""
 
     block: int
     depth: int
@@ -35,7 +35,7 @@ class Meta(NamedTuple):
 
 
 class RowMeta(NamedTuple):
-    """What a kernel of `kernels.layers` is compiled for: rows of this size, in a block that holds them."""
+    """Constants of a kernel of `kernels.layers`: the size of a row, and of the block that holds it."""
 
     size: int
     block: int
