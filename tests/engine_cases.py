@@ -23,11 +23,23 @@ ENDS = (7, 11, 30)
 
 
 class Models:
-    """A tiny target and draft: compiled in float32, or as graphs in float64."""
+    """A tiny target and draft: compiled in float32, or as graphs (or another backend) in float64."""
 
-    def __init__(self, kind: str, *, vocab_size: int = VOCAB, noise: float = 0.4, **config: Any):
+    def __init__(
+        self,
+        kind: str,
+        *,
+        vocab_size: int = VOCAB,
+        noise: float = 0.4,
+        device: str = "cpu",
+        backend: Any = GraphModel,
+        **config: Any,
+    ):
         target = tiny_model("llama", seed=1, head_dim=16, vocab_size=vocab_size, **config)
-        made: Any = (lambda m: NativeModel(m, num_threads=1)) if kind == "native" else (lambda m: GraphModel(m.double()))
+
+        def made(model: Any) -> Any:
+            return NativeModel(model, num_threads=1) if kind == "native" else backend(model.double().to(device))
+
         self.kind, (self.target, self.draft) = kind, (made(m) for m in (target, tiny_draft(target, noise=noise)))
 
     def session(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from batched import PROMPTS
 from distributions import chi_square_tail, finish, unchecked
-from engine_cases import COSTS, MANNERS, RULES, VOCAB
+from engine_cases import MANNERS, RULES, VOCAB, Models
 from gguf_files import converted
 from test_graphs import growing
 
@@ -22,46 +22,29 @@ from specdecpp.backends import GraphModel, LeanModel
 from specdecpp.backends.graphs.engine import Device
 from specdecpp.loading.gguf import GGUF
 from specdecpp.policies import CumulativeConfidence, Fixed
-from specdecpp.sampling import Sampling, probabilities, streams
-from specdecpp.session import Session
-from specdecpp.step import Host
-from specdecpp.testing import practice_prompts, tiny_draft, tiny_model, tiny_tokenizer
+from specdecpp.sampling import Sampling, probabilities
+from specdecpp.testing import practice_prompts, tiny_tokenizer
 from specdecpp.training.calibrate import calibrate_live
-from specdecpp.verify import verifications
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
-def made(dtype: torch.dtype = torch.float64, *, backend: Any = GraphModel, noise: float = 0.4) -> sd.Pair:
-    """A tiny pair on the GPU."""
-    target = tiny_model("llama", vocab_size=VOCAB, seed=1, max_position_embeddings=1024)
-    draft = tiny_draft(target, noise=noise)
-    backends = (backend(model.to("cuda", dtype)) for model in (target, draft))
-    return sd.Pair(target=next(backends), draft=next(backends), tokenizer=tiny_tokenizer(VOCAB))
+SIZES = {"max_position_embeddings": 1024, "device": "cuda"}
 
 
 @pytest.fixture(scope="module")
-def pair() -> sd.Pair:
-    return made()
+def two() -> Models:
+    """A tiny target and draft on the GPU."""
+    return Models("device", **SIZES)
 
 
-def asked(pair: sd.Pair, policy: Any, verification: Any, sampling: Sampling, *, by_host: bool = False, **more: Any) -> Any:
-    """Tokens, stops and counts of a request; drafted by the loop of the host or on the device."""
-    options = {"prompt": [3, 5, 2], "max_tokens": 40, "costs": COSTS} | more
-    session = Session(
-        target=pair.target.new_cache(),
-        draft=pair.draft.new_cache(),
-        policy=policy,
-        verification=verification,
-        sampling=sampling,
-        randomness=streams(0),
-        **options,
-    )
-    assert isinstance(session.engine, Device)
-    if by_host:
-        session.engine = Host()
-    told = [(r.tokens, r.num_drafted, r.num_accepted, r.stop.words, r.stop.evidence) for r in finish(session)]
-    return told, session.finish_reason
+def pair_of(two: Models) -> sd.Pair:
+    return sd.Pair(target=two.target, draft=two.draft, tokenizer=tiny_tokenizer(VOCAB))
+
+
+@pytest.fixture(scope="module")
+def pair(two: Models) -> sd.Pair:
+    return pair_of(two)
 
 
 def on_gpu(policy: Any) -> Any:
@@ -74,13 +57,17 @@ def on_gpu(policy: Any) -> Any:
 
 @pytest.mark.parametrize("manner", list(MANNERS))
 @pytest.mark.parametrize("rule", list(RULES))
-def test_steps_are_those_of_the_host(rule: str, manner: str, pair: sd.Pair) -> None:
+def test_steps_are_those_of_the_host(rule: str, manner: str, two: Models) -> None:
     """Catches a draw, a stop or a verdict that comes out otherwise when it is replayed: by the same uniforms, in float64."""
-    sampling, named = MANNERS[manner]
-    test = verifications()["greedy" if sampling.is_greedy and named != "compare" else named]
     with unchecked():
-        own, expected = (asked(pair, on_gpu(RULES[rule]), test, sampling, by_host=by_host) for by_host in (False, True))
+        sessions = [two.session(on_gpu(RULES[rule]), *MANNERS[manner], by_host=by_host) for by_host in (False, True)]
+        assert isinstance(sessions[0].engine, Device)
+        own, expected = (
+            [(r.tokens, r.num_drafted, r.num_accepted, r.stop.words, r.stop.evidence) for r in finish(session)]
+            for session in sessions
+        )
     assert own == expected
+    assert sessions[0].finish_reason == sessions[1].finish_reason
 
 
 def test_the_distribution_of_real_draws(pair: sd.Pair) -> None:
@@ -137,7 +124,7 @@ def test_a_server_says_what_a_decoder_says(backend: Any) -> None:
     pytest.importorskip("pydantic", reason="the extra `serve` is not installed")
     from test_batch_serving import served
 
-    decoder = sd.Decoder(made(backend=backend), policy=Fixed(k=2))
+    decoder = sd.Decoder(pair_of(Models("device", backend=backend, **SIZES)), policy=Fixed(k=2))
     with unchecked():
         alone = [list(decoder.generate(prompt, max_tokens=20, seed=i).tokens) for i, prompt in enumerate(PROMPTS)]
         assert [listener.tokens for listener in served(decoder)] == alone

@@ -14,7 +14,7 @@ from specdecpp import Decoder, Pair
 from specdecpp.backends import GraphModel, LeanModel
 from specdecpp.backends.graphs.cache import StaticCache
 from specdecpp.backends.graphs.engine import Device
-from specdecpp.backends.graphs.verdicts import pick, token_verdict
+from specdecpp.backends.graphs.verdicts import pick, verdict
 from specdecpp.policies import CumulativeConfidence, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.policies.protocol import decide
 from specdecpp.sampling import Sampling
@@ -34,7 +34,7 @@ def test_a_residual_without_mass_falls_back_to_p() -> None:
     p = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).double()
     for u, token in ((0.1, 0), (0.9, 1)):
         coins = torch.tensor([u, 1.0]).double()
-        assert token_verdict(p, p.clone(), torch.tensor([0]), torch.tensor([1]), coins).tolist() == [0, token]
+        assert verdict(p, p.clone(), torch.tensor([0]), torch.tensor([1]), coins).tolist() == [0, token]
 
 
 def test_a_token_without_probability_is_never_picked() -> None:

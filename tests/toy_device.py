@@ -28,18 +28,6 @@ class Module:
     def is_available(self) -> bool:
         return True
 
-    def is_initialized(self) -> bool:
-        return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 
@@ -63,9 +51,6 @@ class There(torch.Tensor):
 
     def tolist(self) -> Any:
         return self.here.tolist()
-
-    def storage(self) -> Any:
-        return self.here.storage()
 
     def untyped_storage(self) -> Any:
         return self.here.untyped_storage()

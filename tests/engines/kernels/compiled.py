@@ -50,7 +50,7 @@ class Compiled(fused.FusedModel):
 
     def _launch(self, kind: str, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         early = {"launch_pdl": True} if self.is_new and kind in self.early else {}
-        code = kernel.warmup(*args, grid=grid, IS_EARLY=self.is_new, **early, **options)
+        code = kernel.warmup(*args, grid=grid, **early, **options)
         assert code.metadata.shared <= (227 if self.is_new else 99) * 1024, (
             f"{kernel} takes {code.metadata.shared} bytes of memory"
         )
@@ -97,35 +97,36 @@ TYPES = {
     **dict.fromkeys(WIDE, "*fp64"),
     **dict.fromkeys(("highest", "rows", "p", "q"), "*fp32"),
     **dict.fromkeys(("whose", "ties"), "*i32"),
-    **dict.fromkeys(("temperature", "penalty", "top_p", "min_p", "rest", "clip"), "fp32"),
+    **dict.fromkeys(("temperature", "penalty", "top_p", "min_p"), "fp32"),
     "seen": "*i1",
 }
-SIZES = {"PARTS": 256}
-ASKED = {"HAS_SEEN": True, "DRAFTS": True}
-CUT = ASKED | SIZES | {"COUNTS": 5}
-PLAIN = CUT | {"HAS_SEEN": False, "DRAFTS": False, "COUNTS": 0}
-NOTED = SIZES | {"JUDGES": False, "SCORES": False, "HAS_SEEN": True, "DRAWS_ONLY": False}
+DRAFT = {"line": None}
+PLAIN = {"seen": None, "top_k": None, "top_p": None}
+TESTS = {"EVIDENCE": 0, "JUDGES": False}
 CASES: dict[str, list[dict[str, Any]]] = {
-    "tops": [ASKED],
-    "narrow": [CUT | {"IS_COUNT": is_count} for is_count in (True, False)],
-    "weigh": [CUT | {"HAS_TOP_P": True}, PLAIN | {"HAS_TOP_P": False}],
+    "tops": [DRAFT, {}],
+    "narrow": [DRAFT | {"top_p": None}, DRAFT],
+    "weigh": [DRAFT, PLAIN],
     "note": [
-        NOTED | {"GREEDY": True, "EVIDENCE": 3},
-        NOTED | {"GREEDY": False, "EVIDENCE": 4, "JUDGES": True, "SCORES": True},
-        NOTED | {"GREEDY": False, "EVIDENCE": 0, "DRAWS_ONLY": True},
+        TESTS | {"EVIDENCE": 3, "uniforms": None, "score": None},
+        TESTS | {"EVIDENCE": 4, "JUDGES": True},
+        TESTS | {"inputs": None},
     ],
-    "choose": [SIZES | {"GREEDY": is_greedy} for is_greedy in (True, False)],
+    "choose": [{"uniforms": None}, {}],
     "agree": [{}],
     "carry": [{}],
-    "residues": [{"IS_BLOCK": is_block} for is_block in (True, False)],
-    "judge": [SIZES | {"IS_BLOCK": is_block} for is_block in (True, False)],
+    "residues": [{}, {"carries": None}],
+    "judge": [{}, {"carries": None}],
 }
 
 
 def compiled_row(name: str, constants: dict[str, Any], dtype: str, capability: int) -> int:
     """Bytes of the machine code of a kernel for logits of this type."""
     kernel, types = getattr(draws if hasattr(draws, name) else verdicts, name), TYPES | {"logits": f"*{dtype}"}
-    signature = {p.name: "constexpr" if p.is_constexpr else types.get(p.name, "i32") for p in kernel.params}
+    if "PARTS" in kernel.arg_names:
+        constants = constants | {"PARTS": 256}
+    is_constant = {p.name: p.is_constexpr or p.name in constants for p in kernel.params}
+    signature = {name: "constexpr" if is_constant[name] else types.get(name, "i32") for name in is_constant}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     code = triton.compile(ASTSource(kernel, signature, values), target=GPUTarget("cuda", capability, 32))
     return len(code.asm["cubin"])

@@ -59,7 +59,7 @@ def weighed(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> T
     record = record_of(logits.shape[1])
     record.seen = record.seen if seen is None else seen
     kernels = RowKernels(logits, 1)
-    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    kernels.weigh(record, sampling)
     row = record.rows[0].double()
     return row / row.sum()
 
@@ -69,11 +69,8 @@ def weighed(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> T
 def test_rows_are_the_hosts(name: str, vocab_size: int) -> None:
     """Catches a part left out, a threshold one off, a penalty on the wrong side: vocabularies of one part and of three."""
     for seed in range(6):
-        logits, seen = (
-            logits_of(vocab_size, 1, seed),
-            torch.rand(vocab_size, generator=torch.Generator().manual_seed(seed)) < 0.3,
-        )
-        seen = seen.to(DEVICE)
+        logits = logits_of(vocab_size, 1, seed)
+        seen = (torch.rand(vocab_size, generator=torch.Generator().manual_seed(seed)) < 0.3).to(DEVICE)
         expected = probabilities(logits[0].double(), SAMPLINGS[name], seen)
         torch.testing.assert_close(weighed(logits, SAMPLINGS[name], seen), expected, atol=2e-6, rtol=1e-5)
 
@@ -105,7 +102,7 @@ def test_a_draw_is_the_hosts(name: str) -> None:
     sampling, vocab_size = SAMPLINGS[name], 1300
     logits = logits_of(vocab_size, 1, seed=1)
     record, kernels = record_of(vocab_size), RowKernels(logits, 1)
-    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    kernels.weigh(record, sampling)
     weights = (record.rows[0].double() * 2.0**42).long()
     ends = weights.cumsum(0)
     expected = probabilities(logits.cpu(), sampling)[0]
@@ -140,8 +137,7 @@ ENDS = torch.tensor([3, 900], device=DEVICE)
 
 
 def note(kernels: RowKernels, record: Any, *, sampling: Sampling, evidence: Evidence = Evidence.NOTHING, **how: Any) -> None:
-    options = {"judges": False, "scores": False, "draws_only": False} | how
-    kernels.note(record, INPUTS, ENDS, is_greedy=sampling.is_greedy, evidence=evidence, has_seen=sampling.needs_seen, **options)
+    kernels.note(record, sampling, INPUTS, ENDS, evidence=evidence, **{"judges": False, "scores": False} | how)
 
 
 @pytest.mark.parametrize("evidence", list(Evidence))
@@ -156,13 +152,13 @@ def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
     record.order[2], seen, value = 3, record.seen.clone(), 1.0
     INPUTS.copy_(torch.tensor([100, 7, 8, 9]))
     for i in range(4):
+        logits[0, 900] = 50.0 if i == 2 else 0.0  # an end of text
         row = logits[2:] if i == 0 else logits[:1]
-        believed = (
-            penalised(row[0], sampling, seen).softmax(-1) if sampling.is_greedy else probabilities(row[0], sampling, seen)
-        )
+        logits_seen = penalised(row[0], sampling, seen)
+        believed = logits_seen.softmax(-1) if sampling.is_greedy else probabilities(row[0], sampling, seen)
         if i == 3:
             record.least[4] = torch.inf
-        kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+        kernels.weigh(record, sampling)
         note(kernels, record, sampling=sampling, evidence=evidence, judges=by_q, scores=by_q)
         token, q, accept, flags, noted = record.records[i].tolist()
         if sampling.is_greedy:
@@ -174,6 +170,7 @@ def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
         value = (kinds | {Evidence.SURVIVAL: value * factor}).get(evidence, 1.0)
         assert noted == pytest.approx(value, rel=1e-5)
         assert accept == pytest.approx(score.by_q(q) if by_q else 1.0, rel=1e-9)
+        assert i != 2 or token == 900
         assert flags == (1 if i == 3 else 0) + 2 * (int(token) in (3, 900))
         seen[int(token)] = True
         assert not sampling.needs_seen or torch.equal(record.seen, seen)
@@ -182,24 +179,11 @@ def test_evidence_flags_and_places(evidence: Evidence, name: str) -> None:
         assert record.order.tolist() == [i + 1, int(flags != 0), 1]
         assert int(record.totals[i]) == int((record.rows[i].double() * 2.0**42).long().sum())
         record.order[1] = int(i == 3)
-    names = ("rows", "order", "line", "evidence", "records", "totals", "seen")
-    before = [getattr(record, name).clone() for name in names] + [INPUTS.clone()]
-    kernels.weigh(record.rows, sampling, record.order, record.line, record.seen)
+    written = record.rows, record.order, record.line, record.evidence, record.records, record.totals, record.seen, INPUTS
+    before = [tensor.clone() for tensor in written]
+    kernels.weigh(record, sampling)
     note(kernels, record, sampling=sampling, evidence=evidence, judges=by_q, scores=by_q)
-    after = [getattr(record, name) for name in names] + [INPUTS]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_an_end_stops() -> None:
-    """Catches an end of text that is not seen."""
-    logits = torch.zeros(1, 1300, device=DEVICE)
-    logits[0, 900] = 5.0
-    record, kernels = record_of(1300), RowKernels(logits, 1)
-    greedy = Sampling(temperature=0.0)
-    kernels.weigh(record.rows, greedy, record.order, record.line, record.seen)
-    note(kernels, record, sampling=greedy)
-    assert record.records[0, 3] == 2
-    assert record.order.tolist() == [1, 1, 1]
+    assert all(torch.equal(a, b) for a, b in zip(before, written, strict=True))
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------------
@@ -226,7 +210,7 @@ class Judged:
         for i in range(self.num):
             drawing = RowKernels(q[i : i + 1].clone(), 1)
             self.record.order.copy_(torch.tensor([i, 0, 1]))
-            drawing.weigh(self.record.rows, sampling, self.record.order, self.record.line, self.record.seen)
+            drawing.weigh(self.record, sampling)
             note(drawing, self.record, sampling=sampling)
 
     def given(self, tokens: list[int], uniforms: list[float]) -> tuple[int, int]:

@@ -26,6 +26,9 @@ _WARM_UPS = 2  # libraries choose kernels and take memory in the first runs, whi
 _MOST_PROGRAMS = 96
 
 
+Program = Callable[[], None]
+
+
 def bucket(num_rows: int) -> int:
     """The width that so many rows are padded to."""
     return next(width for width in WIDTHS if width >= num_rows)
@@ -45,7 +48,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 class Cuda:
-    """CUDA graphs of one device. A graph has `replay` and `pool`, its memory, which dies with the last graph that is in it."""
+    """CUDA graphs of one device."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -54,9 +57,9 @@ class Cuda:
         """Wait for all that was queued."""
         torch.cuda.synchronize(self._device)
 
-    def recorded(self, work: Callable[[], None], reset: Callable[[], object], pool: object) -> Any:
-        """A graph in this pool or, for None, in one of its own: rehearsed on a stream of its own, as recording asks for, then
-        recorded. Raises `BackendError`."""
+    def recorded(self, work: Program, reset: Callable[[], object], pool: object) -> tuple[Program, object]:
+        """A graph's replay, and the memory that it shares with others: this pool or, for None, one of its own. Rehearsed on a
+        stream of its own, as recording asks for, then recorded. Raises `BackendError`."""
         with torch.cuda.device(self._device):
             now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
             aside.wait_stream(now)
@@ -69,7 +72,7 @@ class Cuda:
                     work()
             except RuntimeError as error:
                 raise BackendError(f"a pass cannot be recorded as a CUDA graph ({error}). Use LeanModel.") from error
-            return graph
+            return graph.replay, graph.pool()
 
 
 def graphs_of(device: torch.device) -> Cuda | None:
@@ -77,33 +80,7 @@ def graphs_of(device: torch.device) -> Cuda | None:
     return Cuda(device) if device.type == "cuda" else None
 
 
-class Program:
-    """Work on fixed tensors: recorded once and replayed on a GPU, called as it is elsewhere. `reset` puts its inputs where a
-    rehearsal leaves no trace; `beside` is a program whose memory the graph shares, which no handle may outlive."""
-
-    def __init__(
-        self,
-        work: Callable[[], None],
-        *,
-        reset: Callable[[], object],
-        graphs: Cuda | None = None,
-        beside: "Program | None" = None,
-    ):
-        self._work: Callable[[], None] = work
-        self._graph: Any = None
-        if graphs is None:
-            _rehearse(work, reset)
-        else:
-            self._graph = graphs.recorded(work, reset, beside and beside._graph.pool())
-
-    def __call__(self) -> None:
-        if self._graph is None:
-            self._work()
-        else:
-            self._graph.replay()
-
-
-def _rehearse(work: Callable[[], None], reset: Callable[[], object]) -> None:
+def _rehearse(work: Program, reset: Callable[[], object]) -> None:
     for _ in range(_WARM_UPS):
         reset()
         work()
@@ -127,16 +104,12 @@ class StaticCache:
         self.logits = like.new_zeros(WIDTHS[-1], body.vocab_size)
         self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._programs: dict[Hashable, Program] = {}
+        self._pool: object = None  # the memory that their graphs share
         self.graphs = graphs_of(self.device)  # None where programs are called
 
     @property
     def capacity(self) -> int:
         return self.keys[0].shape[1] if self.keys else 0
-
-    def prepare(self, span: int) -> None:
-        """The angles of a span. They are kept: what was recorded reads them where they are."""
-        if span not in self._tables:
-            self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
 
     def _attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
         positions = start + torch.arange(len(x), device=self.device)
@@ -154,16 +127,21 @@ class StaticCache:
         self.values[i].index_copy_(1, positions, v)
         return self.keys[i][:, :span], self.values[i][:, :span]
 
-    def program(self, key: Hashable, work: Callable[[], None], *, reset: Callable[[], object]) -> Program:
-        """The program of this key, recorded now if it is new. The one used longest ago makes room for it."""
+    def program(self, key: Hashable, work: Program, *, reset: Callable[[], object]) -> Program:
+        """The program of this key, made now if it is new: work on fixed tensors, recorded once and replayed on a GPU, called as
+        it is elsewhere. `reset` puts its inputs where a rehearsal leaves no trace. The one used longest ago makes room."""
         program = self._programs.pop(key, None)
         if program is None:
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._settle()
                 del self._programs[next(iter(self._programs))]
             began = perf_counter()
-            beside = next(iter(self._programs.values()), None)
-            program = Program(work, reset=reset, graphs=self.graphs, beside=beside)
+            if self.graphs is None:
+                _rehearse(work, reset)
+                program = work
+            else:
+                pool = self._pool if self._programs else None  # it dies with its last graph
+                program, self._pool = self.graphs.recorded(work, reset, pool)
             self._settle()
             self.recording_s += perf_counter() - began
         self._programs[key] = program
@@ -181,8 +159,12 @@ class StaticCache:
 
     def pass_over(self, width: int, span: int) -> Program:
         """Reads `inputs`, fills `hidden` and `logits`."""
-        self.prepare(span)
-        return self.program(("pass", width, span), partial(self._pass, width, span), reset=lambda: self.rest(self.inputs, span))
+        if span not in self._tables:  # the angles of a span are kept: what was recorded reads them where they are
+            self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
+        behind = span - WIDTHS[-1]  # every text that ends in this span
+        return self.program(
+            ("pass", width, span), partial(self._pass, width, span), reset=lambda: self.inputs[:1].fill_(behind)
+        )
 
     def _pass(self, width: int, span: int) -> None:
         """Put the inputs through all layers at start, start + 1, ... of the cache, and through the output layer."""
@@ -190,15 +172,10 @@ class StaticCache:
         hidden, logits = self.hidden[:width], self.logits[:width]
         if isinstance(body, FusedModel):
             body.read_static(tokens, start, span, self._tables[span], self.keys, self.values, hidden)
+            if body.output_ids is None:
+                body.logits(hidden, logits)
+                return
         else:
             x = F.embedding(tokens, body._embedding)
             hidden.copy_(body._norm(body._through(x, self._attending(x, start, span))))
-        if isinstance(body, FusedModel) and body.output_ids is None:
-            body.logits(hidden, logits)
-        else:
-            logits.copy_(body._score(hidden))
-
-    @staticmethod
-    def rest(start: Int[Tensor, " n"], span: int) -> None:
-        """Put the start of a pass behind every text that ends in this span."""
-        start[:1] = span - WIDTHS[-1]
+        logits.copy_(body._score(hidden))

@@ -53,7 +53,6 @@ class Device:
 
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, _DeviceSteps] = WeakKeyDictionary()
-        self._host = Host()
 
     def refusal(self, request: Request) -> str | None:
         """Reason why a request cannot be run here; None where it can."""
@@ -79,7 +78,7 @@ class Device:
 
     def _one(self, plan: Plan) -> Result:
         if plan.decision.rule is None or plan.decision.limit > MOST:
-            return self._host.run([plan])[0]
+            return Host().run([plan])[0]
         if plan.request not in self._requests:
             self._requests[plan.request] = _DeviceSteps(plan.request)
         return self._requests[plan.request].run(plan)
@@ -88,6 +87,7 @@ class Device:
 class _DeviceSteps:
     """The steps of one request. It holds what it needs of the request and not the request itself, whose end frees it."""
 
+    @torch.inference_mode()
     def __init__(self, request: Request):
         self._target: Any = request.target
         self._draft: Any = request.draft
@@ -103,18 +103,13 @@ class _DeviceSteps:
         if judge is not None and judge.head is not None and judge.calibrated:
             calibration = judge.head.card.calibration_at(is_greedy=self._sampling.is_greedy)
         self._judge = Judge(self._sampling, judge and judge.head, calibration, judges_by_q=judges_by_q(judge))
-        self._has_clock = self._draft.device.type == "cuda"
-        self._flags = [torch.cuda.Event() for _ in range(MOST)] if self._has_clock else []
-        self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self._has_clock else []
-        self._done = torch.cuda.Event() if self._has_clock else None
-
-    @property
-    def record(self) -> DeviceRecord:
-        """It stays with the draft's cache, like what was recorded over it."""
         cache = self._draft.static
-        if cache.record is None:
+        if cache.record is None:  # it stays with the draft's cache, like what was recorded over it
             cache.record = DeviceRecord(cache)
-        return cache.record
+        self._record: DeviceRecord = cache.record
+        has_clock = self._draft.device.type == "cuda"
+        self._flags = [torch.cuda.Event() for _ in range(MOST)] if has_clock else []
+        self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if has_clock else []
 
     @property
     def _recording_s(self) -> float:
@@ -123,19 +118,19 @@ class _DeviceSteps:
     @torch.inference_mode()
     def run(self, plan: Plan) -> Result:
         decision, recorded_s, started = plan.decision, self._recording_s, perf_counter()
-        self._mark(0)
+        self._mark(self._marks, 0)
         num = self._propose(plan.tokens, decision)
-        self._mark(1)
+        self._mark(self._marks, 1)
         drafted, drafting_s = perf_counter(), self._recording_s - recorded_s
         records = None
         if self._drops and 0 < num < decision.limit:  # whether it has ended or was stopped must be known before it is verified
             records = self._records(num)
             if not self._has_ended(records):
                 num -= 1
-                self.record.count.fill_(num)
+                self._record.count.fill_(num)
         num_accepted, next_token = self._verify(decision.limit, num)
         records = records or self._records(num)
-        if self._has_clock and num:  # the device may have gone on drafting after the host
+        if self._marks and num:  # the device may have gone on drafting after the host
             drafted += max(0.0, self._marks[0].elapsed_time(self._marks[1]) / 1e3 - (drafted - started))
         once_s = self._recording_s - recorded_s
         tokens = [int(record[0]) for record in records[:num]]
@@ -150,19 +145,21 @@ class _DeviceSteps:
             verify_s=perf_counter() - drafted - (once_s - drafting_s),
             once_s=once_s,
             rows=self._rows(num) if plan.wants_rows else None,
-            overlaps=self.record.mirrors["outcome"][2:][: min(num_accepted + 1, num)].tolist() if self._has_overlaps else (),
+            overlaps=self._record.mirrors["outcome"][2:][: min(num_accepted + 1, num)].tolist() if self._has_overlaps else (),
         )
 
     def _propose(self, tokens: list[int], decision: Decision) -> int:
         """Queue draft steps until the flag of one says stop; how many draft tokens count."""
         rule: Any = decision.rule
-        limit = decision.limit
+        limit, is_greedy = decision.limit, self._sampling.is_greedy
         least = [*rule.thresholds(limit), *[-torch.inf] * (MOST + 1)][: MOST + 1]
-        is_greedy = self._sampling.is_greedy
         draws, tests = ([], []) if is_greedy else (self._uniforms[0].peek(limit), self._uniforms[1].peek(limit + 1))
         numbers = [1.0, *(rule.score or (0.0, 1.0)), *least, *draws, *[0.0] * (MOST - len(draws)), *tests]
+        if unread := tokens[self._target.length : -1]:
+            self._target.extend(unread, rows=1)
+        task = self._target.length, tokens[-1]  # where the target's coming pass begins
         if not limit or not least[0] <= 1.0:
-            self.record.send([0, 0, 1, 0, 0, 0, self._target_start(tokens), tokens[-1]], numbers)
+            self._record.send([0, 0, 1, 0, 0, 0, *task], numbers)
             return 0
         unread = tokens[self._draft.length :]
         if len(unread) > 2:
@@ -172,10 +169,9 @@ class _DeviceSteps:
         step = self._step(rule)
         reads = [cache.pass_over(width, span) for width in (len(unread), 1)]
         if self._seen is not None:  # now: a step that was new has been tried out
-            self.record.seen.copy_(self._seen)
-        start = self._target_start(tokens)
-        self.record.send([0, 0, len(unread), self._draft.length, unread[0], unread[-1], start, tokens[-1]], numbers)
-        cache.inputs[:3].copy_(self.record.pending)
+            self._record.seen.copy_(self._seen)
+        self._record.send([0, 0, len(unread), self._draft.length, unread[0], unread[-1], *task], numbers)
+        cache.inputs[:3].copy_(self._record.pending)
         num, num_queued = self._run(step, reads, limit, steps_ahead(least, limit))
         self._draft.length += len(unread) + min(num_queued, num + 1) - 1
         if not is_greedy:
@@ -188,20 +184,17 @@ class _DeviceSteps:
             if i < limit:
                 reads[i > 0]()
                 step()
-                self._report(i)
-            if 0 <= i - num_ahead < limit - 1 and self._flag_of(i - num_ahead):
-                return i - num_ahead + 1, min(i + 1, limit)
+                self._record.mirrors["records"][i].copy_(self._record.records[i], non_blocking=True)
+                self._mark(self._flags, i)
+            if 0 <= (read := i - num_ahead) < limit - 1:
+                self._wait(read)
+                if self._record.mirrors["records"][read, 3]:
+                    return read + 1, min(i + 1, limit)
         return limit, limit
-
-    def _target_start(self, tokens: list[int]) -> int:
-        """Where the target's coming pass begins: with the last token, all before it having been read."""
-        if unread := tokens[self._target.length : -1]:
-            self._target.extend(unread, rows=1)
-        return self._target.length
 
     def _verify(self, limit: int, num: int) -> tuple[int, int]:
         """One target pass over the last token and the draft tokens, and the acceptance test: (accepted, next token)."""
-        record, cache = self.record, self._target.static
+        record, cache = self._record, self._target.static
         width, span = bucket(num + 1), self._target.make_room(self._target.length + limit + 1)
         read, judge = cache.pass_over(width, span), self._verdict(num)
         if self._seen is not None:
@@ -211,20 +204,24 @@ class _DeviceSteps:
         judge()
         outcome = record.mirrors["outcome"]
         outcome.copy_(record.outcome, non_blocking=True)
-        if self._done is not None:
-            self._mark_by(self._done)
-            self._done.synchronize()
+        if self._marks:
+            torch.cuda.current_stream(self._draft.device).synchronize()
         self._target.length += num + 1
         num_accepted, next_token = map(int, outcome[:2].tolist())
         if not self._sampling.is_greedy:
             self._uniforms[1].take(num_accepted + 1 if self._compares else num + 1)
         return num_accepted, next_token
 
+    def _wait(self, i: int) -> None:
+        """Wait for the record of step i; others are queued behind it."""
+        if self._flags:
+            self._flags[i].synchronize()
+
     def _records(self, num: int) -> list[list[float]]:
         """Token, q, estimate and flags of each draft token, and the evidence after it."""
-        if self._flags and num:
-            self._flags[num - 1].synchronize()
-        return self.record.mirrors["records"][:num].tolist()
+        if num:
+            self._wait(num - 1)
+        return self._record.mirrors["records"][:num].tolist()
 
     def _judged(self, records: list[list[float]]) -> list[float]:
         if self._judge.head is None and not self._judge.judges_by_q:
@@ -244,21 +241,21 @@ class _DeviceSteps:
         return rule.why(len(records), records[-1][4] if records else 1.0)
 
     def _rows(self, num: int) -> Rows:
-        drawn = self.record.rows[:num]
+        drawn = self._record.rows[:num]
         logits = at_least_float32(self._target.static.logits[: num + 1]).clone()
         q = drawn / drawn.sum(-1, keepdim=True)
-        seen = None if self._seen is None else seen_rows(self._seen, self.record.line[1 : num + 1])
+        seen = None if self._seen is None else seen_rows(self._seen, self._record.line[1 : num + 1])
         return Rows(q=q, logits=logits, sampling=self._sampling, seen=seen)
 
     def _step(self, rule: Rule) -> Program:
-        cache, record, scores = self._draft.static, self.record, rule.score is not None
+        cache, record, scores = self._draft.static, self._record, rule.score is not None
         launches = self._launches(cache, 1)
         key = ("draft", self._judge, rule.evidence, scores, self._ends, launches)
         step = DraftStep(cache, record, self._judge, rule.evidence, scores, self._ends_there, launches)
         return cache.program(key, step, reset=record.rest)
 
     def _verdict(self, num: int) -> Program:
-        cache, record = self._target.static, self.record
+        cache, record = self._target.static, self._record
         launches = self._launches(cache, WIDTHS[-1])
         width = bucket(num + 1) if launches is None else next(width for width in _JUDGED if width > num)
         key = ("verdict", width, self._sampling, self._verification, record, launches)
@@ -273,21 +270,6 @@ class _DeviceSteps:
             cache.launches[num_rows] = RowKernels(cache.logits, num_rows)
         return cache.launches[num_rows]
 
-    def _report(self, i: int) -> None:
-        """Have the record of step i written to the host."""
-        self.record.mirrors["records"][i].copy_(self.record.records[i], non_blocking=True)
-        if self._flags:
-            self._mark_by(self._flags[i])
-
-    def _flag_of(self, i: int) -> int:
-        """The flags of step i, when it is done. Others are queued behind it."""
-        if self._flags:
-            self._flags[i].synchronize()
-        return int(self.record.mirrors["records"][i, 3])
-
-    def _mark(self, i: int) -> None:
-        if self._marks:
-            self._mark_by(self._marks[i])
-
-    def _mark_by(self, event: torch.cuda.Event) -> None:
-        event.record(torch.cuda.current_stream(self._draft.device))
+    def _mark(self, events: Sequence[torch.cuda.Event], i: int) -> None:
+        if events:
+            events[i].record(torch.cuda.current_stream(self._draft.device))

@@ -1,5 +1,6 @@
 """Launches of `kernels.draws` and `kernels.verdicts` over rows of one vocabulary, and the memory that they share."""
 
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from specdecpp.backends.graphs.cache import StaticCache
 from specdecpp.backends.graphs.layers import FusedModel
-from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.sampling import Sampling
 from specdecpp.verify import BlockVerification, CompareVerification, Verification
@@ -48,95 +48,75 @@ class RowKernels:
         self._leans, self._rests, self._commons = (torch.zeros(shape, **wide) for _ in range(3))
         self._carries = torch.ones(2 * verdicts.LINES.value, **wide)
         self._chosen = torch.zeros(verdicts.LINES.value, **whole)
-        self._rows: Tensor | None = None
 
-    @property
+    @cached_property
     def _own(self) -> Float[Tensor, "W V"]:
-        """Rows of p."""
-        if self._rows is None:
-            self._rows = self._logits.new_zeros(len(self._highest), self.vocab_size, dtype=torch.float32)
-        return self._rows
+        """Rows of p, which a greedy verdict does without."""
+        return self._logits.new_zeros(len(self._highest), self.vocab_size, dtype=torch.float32)
 
-    def weigh(
-        self, rows: Float[Tensor, "W V"], sampling: Sampling, order: Tensor, line: Tensor, seen: Tensor, num: int | None = None
-    ) -> None:
-        """Probabilities of a draft's last row or, with `num`, of the first so many rows of a verdict."""
-        kernels, is_free = self._kernels, sampling.is_greedy
-        top_k = 0 if is_free or sampling.top_k is None or sampling.top_k >= self.vocab_size else sampling.top_k
-        top_p, min_p = (1.0, 0.0) if is_free else (sampling.top_p, sampling.min_p)
-        self.peak(sampling, order, line, seen, num)
-        grid, source, numbers, same = self._asked(sampling, order, line, seen, num)
-        levels = kernels.LEVELS.value
-        counts, has_top_p = levels if top_k else 0, top_p < 1.0
-        same |= {"COUNTS": counts, "PARTS": self._parts}
-        for is_count in [True] * (counts > 0) + [False] * has_top_p:
-            for level in range(levels):
-                cuts = (*numbers, top_k, top_p, level)
-                kernels.narrow[grid](*source, self._sums, self._ties, *cuts, **same, IS_COUNT=is_count)
-        made = (self._sums, self._ties, rows, self._masses, self._totals, self._leans)
-        kernels.weigh[grid](*source, *made, *numbers, top_k, top_p, min_p, **same, HAS_TOP_P=has_top_p)
+    def weigh(self, record: Any, sampling: Sampling, num: int | None = None) -> None:
+        """Probabilities of a draft's last row, into its record, or of the first `num` rows of a verdict."""
+        kernels = self._kernels
+        top_k = None if sampling.top_k is None or sampling.top_k >= self.vocab_size else sampling.top_k
+        top_p, min_p = sampling.top_p if sampling.top_p < 1.0 else None, sampling.min_p
+        if sampling.is_greedy:
+            top_k, top_p, min_p = None, None, 0.0
+        grid, source, numbers = self.peak(record, sampling, num)
+        for share in [None] * (top_k is not None) + [top_p] * (top_p is not None):
+            for level in range(kernels.LEVELS.value):
+                cuts = (*numbers, top_k, share, level)
+                kernels.narrow[grid](*source, self._sums, self._ties, *cuts, PARTS=self._parts)
+        made = (record.rows if num is None else self._own, self._masses, self._totals, self._leans)
+        kernels.weigh[grid](*source, self._sums, self._ties, *made, *numbers, top_k, top_p, min_p, PARTS=self._parts)
 
-    def peak(self, sampling: Sampling, order: Tensor, line: Tensor, seen: Tensor, num: int | None) -> None:
-        """The greatest logits of the same rows."""
-        grid, source, numbers, same = self._asked(sampling, order, line, seen, num)
-        self._kernels.tops[grid](*source, self._whose, self._sums, self._totals, *numbers, **same)
-
-    def _asked(self, sampling: Sampling, order: Tensor, line: Tensor, seen: Tensor, num: int | None) -> Any:
-        """(grid, tensors, numbers, constants) that the launches over all tokens have in common."""
-        temperature = 1.0 if sampling.is_greedy else sampling.temperature
-        numbers = (self.vocab_size, self.num_parts, temperature, sampling.repetition_penalty)
-        same = {"HAS_SEEN": sampling.needs_seen, "DRAFTS": num is None}
-        return (self.num_parts, num or 1), (self._logits, seen, line, order, self._highest), numbers, same
+    def peak(self, record: Any, sampling: Sampling, num: int | None) -> Any:
+        """The greatest logits of the same rows; (grid, tensors, numbers) that the launches over all tokens have in common."""
+        seen = None if not sampling.needs_seen else record.seen if num is None else record.context
+        source = self._logits, seen, None if num is None else record.line, record.order, self._highest
+        numbers = self.vocab_size, 1.0 if sampling.is_greedy else sampling.temperature, sampling.repetition_penalty
+        grid = self.num_parts, num or 1
+        self._kernels.tops[grid](*source, self._whose, self._sums, self._totals, *numbers)
+        return grid, source, numbers
 
     def note(
         self,
         record: Any,
-        inputs: Int[Tensor, " n"],
+        sampling: Sampling,
+        inputs: Int[Tensor, " n"] | None,
         ends: Int[Tensor, " ends"],
         *,
-        is_greedy: bool,
         evidence: Evidence,
         judges: bool,
         scores: bool,
-        has_seen: bool,
-        draws_only: bool,
     ) -> None:
-        """Draw the draft token whose row has been weighed, and write it down unless it is to be judged elsewhere."""
+        """Draw the draft token whose row has been weighed; with the pass's inputs, judge it and write it down."""
+        uniforms = None if sampling.is_greedy else record.uniforms
         self._kernels.note[(1,)](
             *(record.rows, self._highest, self._whose, self._masses, self._leans, record.order, record.line, record.evidence),
-            *(record.score, record.least, record.uniforms, inputs, record.records, record.totals, record.seen, ends),
-            *(self.vocab_size, self.num_parts, len(ends), score.MIN_OTHERS, score.CLIP),
-            GREEDY=is_greedy,
+            *(record.score if scores else None, record.least, uniforms, inputs, record.records, record.totals),
+            *(record.seen if sampling.needs_seen else None, ends, self.vocab_size, len(ends)),
             EVIDENCE=_KINDS.get(evidence, 0),
             JUDGES=judges,
-            SCORES=scores,
-            HAS_SEEN=has_seen,
-            DRAWS_ONLY=draws_only,
             PARTS=self._parts,
         )
 
     def judge(self, record: Any, sampling: Sampling, verification: Verification, num: int) -> None:
         """The verdict on the draft tokens of a record by the first `num` rows, into its outcome."""
-        verdicts, order, line = self._verdicts, record.order, record.line
-        of = (self.vocab_size, self.num_parts)
+        verdicts, order, line, uniforms = self._verdicts, record.order, record.line, record.verify_uniforms
         if sampling.is_greedy:
-            self.peak(sampling, order, line, record.context, num)
+            self.peak(record, sampling, num)
         else:
-            self.weigh(self._own, sampling, order, line, record.context, num)
+            self.weigh(record, sampling, num)
         if sampling.is_greedy or isinstance(verification, CompareVerification):
-            drawn = (self._masses, order, record.verify_uniforms, self._chosen, *of)
-            rows = self._highest if sampling.is_greedy else self._own
-            verdicts.choose[(num,)](rows, self._highest, self._whose, *drawn, GREEDY=sampling.is_greedy, PARTS=self._parts)
+            rows, coins = (self._highest, None) if sampling.is_greedy else (self._own, uniforms)
+            drawn = (self._masses, order, coins, self._chosen, self.vocab_size)
+            verdicts.choose[(num,)](rows, self._highest, self._whose, *drawn, PARTS=self._parts)
             verdicts.agree[(1,)](self._chosen, line, order, record.outcome)
             return
-        both = (self._own, record.rows, self._totals, record.totals)
-        is_block = isinstance(verification, BlockVerification)
-        if is_block:
-            verdicts.carry[(1,)](*both, line, order, self._carries, self.vocab_size)
-        sums = (self._rests, self._commons)
-        verdicts.residues[self.num_parts, num](*both, self._carries, order, *sums, *of, IS_BLOCK=is_block)
-        verdicts.judge[(1,)](
-            *(*both, self._carries, self._masses, *sums, line, order, record.verify_uniforms, record.outcome, *of),
-            IS_BLOCK=is_block,
-            PARTS=self._parts,
-        )
+        both, sums = (self._own, record.rows, self._totals, record.totals), (self._rests, self._commons)
+        carries = self._carries if isinstance(verification, BlockVerification) else None
+        if carries is not None:
+            verdicts.carry[(1,)](*both, line, order, carries, self.vocab_size)
+        verdicts.residues[self.num_parts, num](*both, carries, order, *sums, self.vocab_size)
+        made = line, order, uniforms, record.outcome, self.vocab_size
+        verdicts.judge[(1,)](*both, carries, self._masses, *sums, *made, PARTS=self._parts)

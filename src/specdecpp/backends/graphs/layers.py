@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.backends import trimmed
-from specdecpp.backends.graphs.tiling import EARLY, Tiling, in_steps, shape_of
+from specdecpp.backends.graphs.tiling import EARLY, Meta, RowMeta, Tiling, in_steps, shape_of
 from specdecpp.backends.lean import LeanModel, Norm, _Layer
 
 _PROGRAMS = 512
@@ -27,13 +27,17 @@ _Tables = list[tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class _Stream:
-    """Rows x that the layers add to, and their norm h, which without `tiles` is complete; else readers scale it: `products`."""
+    """Rows x that the layers add to, and their norm h, which without squares is complete; else readers scale it: `products`."""
 
     x: Float[Tensor, "n D"]
     h: Float[Tensor, "n D"]
-    squares: Float[Tensor, "tiles rows"]
     norm: Norm
-    tiles: int = 0
+    squares: Float[Tensor, "tiles rows"] | None = None
+
+    @property
+    def scale(self) -> tuple[Tensor | None, float, float]:
+        """Arguments from which a kernel makes the scale of h."""
+        return self.squares, self.norm.eps, self.norm.divisor
 
 
 class FusedModel(LeanModel):
@@ -59,9 +63,8 @@ class FusedModel(LeanModel):
         """Put into `out` the states that the output layer reads: n rows from `start`, in caches [kv heads, capacity, size] of
         each layer. The text ends within `span`."""
         x = self._embedding.new_empty(len(tokens), self.hidden_size)
-        squares = x.new_empty(0, 0, dtype=torch.float32)
-        rows = _Stream(x, torch.empty_like(x), squares, self._layers[0].norm)
-        self._settle(rows, "embedded", self._embedding, tokens=tokens)
+        rows = _Stream(x, torch.empty_like(x), self._layers[0].norm)
+        self._settle(rows, self._embedding, tokens=tokens)
         for i, layer in enumerate(self._layers):
             queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i])
             mixed = self._mixed(queries, layer, start, span, keys[i], values[i])
@@ -70,132 +73,72 @@ class FusedModel(LeanModel):
             last = i + 1 == len(self._layers)
             self._add("down", rows, gated, layer.down, layer.down_norm, self._norm if last else self._layers[i + 1].norm)
         rows.h = out
-        self._settle(rows, "given", x)
+        self._settle(rows)
 
     def _score(self, hidden: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
         logits = self.logits(hidden, hidden.new_empty(len(hidden), self._output.shape[1]))
         return logits if self.output_ids is None else trimmed.widened(logits, self.output_ids, vocab_size=self.vocab_size)
 
     def _settle(
-        self, rows: _Stream, how: str, source: Tensor, *, tokens: Tensor | None = None, own: Norm | None = None
+        self, rows: _Stream, source: Tensor | None = None, *, tokens: Tensor | None = None, own: Norm | None = None
     ) -> None:
-        size, norm = rows.x.shape[1], rows.norm
-        own = own or norm
-        self._launch(
-            "settle",
-            *(
-                self.kernels.settle,
-                (len(rows.x),),
-                source,
-                source if tokens is None else tokens,
-                own.weight,
-                rows.x,
-                norm.weight,
-            ),
-            *(rows.h, self.family.embedding_scale, own.eps, own.divisor, norm.eps, norm.divisor, size, *source.stride()),
-            BLOCK=self.kernels.block_of(size),
-            HOW=how,
-            num_warps=8,
-        )
-        rows.tiles = 0
+        """Add a source, begin with an embedding or leave x as it is; then its norm."""
+        norm, (own_eps, own_divisor) = rows.norm, (own.eps, own.divisor) if own else (0.0, 1.0)
+        tensors = source, tokens, own and own.weight, rows.x, norm.weight, rows.h
+        numbers = self.family.embedding_scale, own_eps, own_divisor, norm.eps, norm.divisor
+        meta, strides = self._row_meta(rows.x.shape[1]), (0, 0) if source is None else source.stride()
+        self._launch("settle", self.kernels.settle, (len(rows.x),), *tensors, *numbers, *strides, META=meta, num_warps=8)
+        rows.squares = None
 
     def _queries(
         self, rows: _Stream, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
     ) -> Float[Tensor, "n heads size"]:
         """Queries, turned; keys and values are put into the cache."""
-        n, size, heads, kv = len(rows.x), self._head_size, self._heads, self._kv_heads
-        bias = rows.x if layer.qkv_bias is None else layer.qkv_bias
+        n, size, heads, kv, capacity = len(rows.x), self._head_size, self._heads, self._kv_heads, keys.shape[1]
         queries = rows.x.new_empty(n, heads, size)
-        shape = self._shape(layer.qkv, n, rows.tiles)
-        capacity = keys.shape[1]
+        shape = self._shape(layer.qkv, n, rows.squares)
         if shape and layer.head_norms is None and len(self._turned) == 2 and size % shape.block == 0:
-            self._launch(
-                "queries",
-                *(
-                    self.products.turn,
-                    ((heads + 2 * kv) * size // shape.block,),
-                    rows.h,
-                    layer.qkv,
-                    rows.squares,
-                    bias,
-                    *tables,
-                ),
-                *(start, queries, keys, values, n, layer.qkv.shape[0], heads, kv, capacity, *_strides(layer.qkv)),
-                *(rows.tiles, rows.norm.eps, rows.norm.divisor, size),
-                HAS_BIAS=layer.qkv_bias is not None,
-                **self._constants("queries", layer.qkv, shape, n, tiles=rows.tiles),
-            )
+            own = (*rows.scale, layer.qkv_bias, *tables, start, queries, keys, values, heads, kv, capacity, size)
+            self._multiply("queries", self.products.turn, rows.h, layer.qkv, shape, *own)
             return queries
         qkv = rows.x.new_empty(n, layer.qkv.shape[1])
         self._project("queries", rows.h, layer.qkv, qkv, rows=rows, bias=layer.qkv_bias)
-        q_norm, k_norm = layer.head_norms or (layer.norm, layer.norm)
-        self._launch(
-            "rotate",
-            *(
-                self.kernels.rotate,
-                (n, heads + 2 * kv),
-                qkv,
-                *tables,
-                q_norm.weight,
-                k_norm.weight,
-                start,
-                queries,
-                keys,
-                values,
-            ),
-            *(q_norm.eps, q_norm.divisor, heads, kv, capacity, self._turned[0], size, self.kernels.block_of(size)),
-            HAS_NORMS=layer.head_norms is not None,
-            num_warps=1,
-        )
+        q_norm, k_norm = layer.head_norms or (None, None)
+        tensors = qkv, *tables, q_norm and q_norm.weight, k_norm and k_norm.weight, start, queries, keys, values
+        numbers = (q_norm or layer.norm).eps, (q_norm or layer.norm).divisor, kv, capacity, self._turned[0]
+        grid, meta = (n, heads + 2 * kv), self._row_meta(size)
+        self._launch("rotate", self.kernels.rotate, grid, *tensors, *numbers, META=meta, num_warps=1)
         return queries
 
     def _mixed(
         self, queries: Tensor, layer: _Layer, start: Tensor, span: int, keys: Tensor, values: Tensor
     ) -> Float[Tensor, "n E"]:
         """Attention to the text up to each row."""
-        n, _, size = queries.shape
+        kernels, (n, _, size), meta = self.kernels, queries.shape, self._row_meta(queries.shape[2])
         kv, groups = self._kv_heads, self._heads // self._kv_heads
-        block, lines, positions = self.kernels.block_of(size), self.kernels.ROWS.value, self.kernels.POSITIONS.value
-        blocks, most = -(-n * groups // lines), span // positions
-        parts = 1 if span <= _WHOLE else max(1, min(most, _PROGRAMS // (kv * blocks), self.kernels.PARTS))
-        portion = -(-most // parts) * positions
-        is_whole, out = parts == 1, torch.empty_like(queries)
+        blocks, most = -(-n * groups // kernels.ROWS.value), span // kernels.POSITIONS.value
+        parts = 1 if span <= _WHOLE else max(1, min(most, _PROGRAMS // (kv * blocks), kernels.PARTS))
+        portion, out = -(-most // parts) * kernels.POSITIONS.value, torch.empty_like(queries)
         tops, sums = queries.new_empty(2, kv, parts, n * groups, dtype=torch.float32)
-        mixtures = queries.new_empty(kv, parts, n * groups, 0 if is_whole else size, dtype=torch.float32)
-        window, scale = self.family.views[layer.view].window or 0, self.family.score_scale
-        self._launch(
-            "attend",
-            *(self.kernels.attend, (kv, parts, blocks), queries, keys, values, start, tops, sums, mixtures, out, n, kv, groups),
-            *(keys.shape[1], window, portion, scale, size, block),
-            IS_WHOLE=is_whole,
-            num_warps=self.kernels.WARPS,
-        )
-        if not is_whole:
-            self._launch(
-                "combine",
-                *(self.kernels.combine, (kv, n * groups), tops, sums, mixtures, out, n, groups, parts),
-                *(size, block, self.kernels.PARTS),
-                num_warps=1,
-            )
+        mixtures = None if parts == 1 else queries.new_empty(kv, parts, n * groups, size, dtype=torch.float32)
+        made, window = (tops, sums, mixtures, out), self.family.views[layer.view].window or 0
+        numbers, grid = (n, groups, keys.shape[1], window, portion, self.family.score_scale), (kv, parts, blocks)
+        options = {"META": meta, "num_warps": kernels.WARPS}
+        self._launch("attend", kernels.attend, grid, queries, keys, values, start, *made, *numbers, **options)
+        if mixtures is not None:
+            numbers, grid = (groups, parts, kernels.PARTS), (kv, n * groups)
+            self._launch("combine", kernels.combine, grid, *made, *numbers, META=meta, num_warps=1)
         return out.view(n, -1)
 
     def _through_gate(self, rows: _Stream, weight: Tensor) -> Float[Tensor, "n F"]:
-        n, width = len(rows.x), weight.shape[1] // 2
+        n, width, is_silu = len(rows.x), weight.shape[1] // 2, self.family.activation == "silu"
         out = rows.x.new_empty(n, width)
-        scale, is_silu = (rows.tiles, rows.norm.eps, rows.norm.divisor), self.family.activation == "silu"
         if shape := self._shape(weight, n):
-            self._launch(
-                *("gate", self.products.gate, (-(-width // (shape.block // 2)),), rows.h, weight, rows.squares, out),
-                *(n, weight.shape[0], width, *_strides(weight), *scale),
-                IS_SILU=is_silu,
-                **self._constants("gate", weight, shape, n, tiles=rows.tiles),
-            )
+            self._multiply("gate", self.products.gate, rows.h, weight, shape, *rows.scale, out, width, is_silu)
             return out
-        self._launch(
-            *("activate", self.products.activate, (n, -(-width // _ACTIVATED)), torch.mm(rows.h, weight), rows.squares, out),
-            *(width, *scale, _padded(n), _blocks(rows.tiles), _ACTIVATED, is_silu),
-            num_warps=4,
-        )
+        meta = self._meta("activate", Tiling(_ACTIVATED, 0, 1, 0), n, width, rows.squares)
+        made, grid = torch.mm(rows.h, weight), (n, -(-width // _ACTIVATED))
+        self._launch("activate", self.products.activate, grid, made, *rows.scale, out, width, is_silu, META=meta, num_warps=4)
         return out
 
     def _add(self, kind: str, rows: _Stream, h: Tensor, weight: Tensor, norm: Norm | None, after: Norm) -> None:
@@ -206,20 +149,15 @@ class FusedModel(LeanModel):
         if norm is not None or rows.x.dtype == torch.float16:
             more = torch.empty_like(rows.x)
             self._project(kind, h, weight, more)
-            self._settle(rows, "added" if norm is None else "normed", more, own=norm)
+            self._settle(rows, more, own=norm)
             return
         shape = self._shape(weight, n)
         if shape is None:
             torch.addmm(rows.x, h, weight, out=rows.x)
-            self._settle(rows, "given", rows.x)
+            self._settle(rows)
             return
-        rows.tiles = -(-width // shape.block)
-        rows.squares = rows.x.new_empty(rows.tiles, _padded(n), dtype=torch.float32)
-        self._launch(
-            *(kind, self.products.add, (rows.tiles,), h, weight, rows.x, after.weight, rows.h, rows.squares),
-            *(n, weight.shape[0], width, *_strides(weight)),
-            **self._constants(kind, weight, shape, n),
-        )
+        rows.squares = rows.x.new_empty(-(-width // shape.block), _padded(n), dtype=torch.float32)
+        self._multiply(kind, self.products.add, h, weight, shape, rows.squares, rows.x, after.weight, rows.h, width)
 
     def logits(self, hidden: Float[Tensor, "n D"], out: Float[Tensor, "n S"]) -> Float[Tensor, "n S"]:
         """Those of the tokens that are scored, put into `out`."""
@@ -228,51 +166,52 @@ class FusedModel(LeanModel):
     def _project(
         self, kind: str, h: Tensor, weight: Tensor, out: Tensor, *, rows: _Stream | None = None, bias: Tensor | None = None
     ) -> Tensor:
-        n, tiles, norm = len(h), rows.tiles if rows else 0, rows.norm if rows else self._norm
-        squares = rows.squares if rows else out
-        shape = self._shape(weight, n, tiles)
+        scale = rows.scale if rows else (None, 0.0, 1.0)
+        shape = self._shape(weight, len(h), scale[0])
         if shape is None:
             return torch.mm(h, weight, out=out) if bias is None else torch.addmm(bias, h, weight, out=out)
-        self._launch(
-            *(kind, self.products.project, (-(-weight.shape[1] // shape.block),), h, weight, squares),
-            *(out if bias is None else bias, out, n, *weight.shape, *_strides(weight), tiles, norm.eps, norm.divisor),
-            HAS_BIAS=bias is not None,
-            **self._constants(kind, weight, shape, n, tiles=tiles),
-        )
+        self._multiply(kind, self.products.project, h, weight, shape, *scale, bias, out, weight.shape[1])
         return out
 
-    def _shape(self, weight: Tensor, n: int, tiles: int = 0) -> Tiling | None:
+    def _shape(self, weight: Tensor, n: int, squares: Tensor | None = None) -> Tiling | None:
         """The choice for n rows; for rows that have no scale yet never torch's product, which leaves it out."""
         outputs, rows, size = weight.shape[1], _padded(n), weight.element_size()
         shape = shape_of(outputs, weight.shape[0], rows, size, is_new=self.is_new)
-        return in_steps(outputs, rows, size) if shape is None and tiles else shape
+        return in_steps(outputs, rows, size) if shape is None and squares is not None else shape
 
-    def _constants(self, kind: str, weight: Tensor, shape: Tiling, n: int, tiles: int | None = None) -> dict[str, Any]:
-        return {
-            **{"BLOCK": shape.block, "DEPTH": shape.depth, "GROUPS": shape.groups, "STAGES": shape.stages},
-            **{"ROWS": _padded(n), "IS_EVEN": weight.shape[0] % (shape.groups * shape.depth) == 0, "num_warps": shape.groups},
-            "IS_HELD": shape.stages == 1 or kind in self.early,
-            **({} if tiles is None else {"TILES": _blocks(tiles)}),
-        }
+    def _multiply(
+        self, kind: str, kernel: Any, h: Tensor, weight: Tensor, shape: Tiling, squares: Tensor | None, *own: Any
+    ) -> None:
+        """A product of rows h; the kernel's own arguments follow those that all have."""
+        n, (size, outputs) = len(h), weight.shape
+        meta = self._meta(kind, shape, n, size, squares)
+        tensors, strides = (h, weight, n, size), (weight.stride(1), weight.stride(0))
+        grid = (-(-outputs // shape.block),)
+        self._launch(kind, kernel, grid, *tensors, *strides, squares, *own, META=meta, num_warps=shape.groups)
+
+    def _meta(self, kind: str, shape: Tiling, n: int, size: int, squares: Tensor | None) -> Meta:
+        num_tiles = 0 if squares is None else len(squares)
+        return Meta(
+            *shape,
+            rows=_padded(n),
+            num_tiles=num_tiles,
+            tile_block=1 << (num_tiles - 1).bit_length() if num_tiles else 0,
+            is_even=size % max(1, shape.groups * shape.depth) == 0,
+            is_held=shape.stages == 1 or kind in self.early,
+            is_early=self.is_new,
+        )
+
+    def _row_meta(self, size: int) -> RowMeta:
+        return RowMeta(size, self.kernels.block_of(size), self.is_new)
 
     def _launch(self, kind: str, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         early = {"launch_pdl": True} if self.is_new and kind in self.early else {}
-        kernel[grid](*args, IS_EARLY=self.is_new, **early, **options)
-
-
-def _blocks(tiles: int) -> int:
-    """The block that holds so many sums of squares, 0 for none."""
-    return 1 << (tiles - 1).bit_length() if tiles else 0
+        kernel[grid](*args, **early, **options)
 
 
 def _padded(n: int) -> int:
     """The rows of a product that has n: a power of two, and what the matrix units take."""
     return max(8, 1 << (n - 1).bit_length())
-
-
-def _strides(weight: Tensor) -> tuple[int, int]:
-    """From output to output, and from input to input, of a weight [in, out]."""
-    return weight.stride(1), weight.stride(0)
 
 
 def fused(backend: LeanModel) -> LeanModel:
@@ -301,9 +240,8 @@ def _kernels(device: torch.device) -> Any:
         x = torch.ones(1, 16, device=device)
         with torch.cuda.device_of(x):
             y = torch.empty_like(x)
-            kernels.settle[(1,)](
-                x, x, x, x, x, y, 1.0, 1e-6, 16.0, 1e-6, 16.0, 16, 16, 1, BLOCK=16, HOW="given", IS_EARLY=False
-            )
+            meta = RowMeta(16, 16, is_early=False)
+            kernels.settle[(1,)](None, None, None, x, x, y, 1.0, 0.0, 1.0, 1e-6, 16.0, 0, 0, META=meta)
     except Exception as error:  # of a compiler, a driver, an import: all mean the same here
         why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         warnings.warn(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdecpp.backends.graphs.cache import WIDTHS, StaticCache
 from specdecpp.backends.graphs.launches import RowKernels
-from specdecpp.backends.graphs.verdicts import block_verdict, compare_verdict, greedy_verdict, pick, token_verdict
+from specdecpp.backends.graphs.verdicts import agreed, pick, verdict
 from specdecpp.head import AcceptanceHead, Calibration, features
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
@@ -109,19 +109,11 @@ class DraftStep:
         if launches is None:
             self._write(*self._drawn())
             return
-        launches.weigh(record.rows, sampling, record.order, record.line, record.seen)
-        launches.note(
-            record,
-            self.cache.inputs,
-            self.ends,
-            is_greedy=sampling.is_greedy,
-            evidence=self.evidence,
-            judges=self.judge.judges_by_q,
-            scores=self.scores,
-            has_seen=sampling.needs_seen,
-            draws_only=self.judge.head is not None,
-        )
-        if self.judge.head is not None:
+        has_head = self.judge.head is not None
+        tests = {"evidence": self.evidence, "judges": self.judge.judges_by_q, "scores": self.scores}
+        launches.weigh(record, sampling)
+        launches.note(record, sampling, None if has_head else self.cache.inputs, self.ends, **tests)
+        if has_head:
             drawn = record.records.index_select(0, record.count)
             row = record.rows.index_select(0, record.count)
             self._write(drawn[:, 0].long(), drawn[:, 1], row / row.sum(-1, keepdim=True).clamp(min=_TINY))
@@ -210,19 +202,18 @@ class VerdictStep:
         logits, tokens = self.cache.logits[: self.width], record.line[1 : self.width]
         seen = self._seen(tokens) if self.sampling.needs_seen else None
         if self.sampling.is_greedy:
-            record.outcome[:2] = greedy_verdict(penalised(logits, self.sampling, seen), tokens, num)
+            record.outcome[:2] = agreed(penalised(logits, self.sampling, seen).argmax(-1), tokens, num)
             return
         p, uniforms = probabilities(logits, self.sampling, seen), record.verify_uniforms[: self.width]
         if isinstance(self.verification, CompareVerification):
-            record.outcome[:2] = compare_verdict(p, tokens, num, uniforms)
+            record.outcome[:2] = agreed(pick(p, uniforms), tokens, num)
             return
         q = record.rows[: self.width]
         uniforms = torch.cat((record.verify_uniforms.index_select(0, num), uniforms[:-1]))  # the last one draws
-        if isinstance(self.verification, BlockVerification):
-            record.outcome[:2] = block_verdict(p, q, tokens, num, uniforms)
-            return
-        record.outcome[:2] = token_verdict(p, q, tokens, num, uniforms)
-        record.outcome[2 : self.width + 1] = overlap(p[:-1], q[:-1])
+        is_block = isinstance(self.verification, BlockVerification)
+        record.outcome[:2] = verdict(p, q, tokens, num, uniforms, is_block=is_block)
+        if not is_block:
+            record.outcome[2 : self.width + 1] = overlap(p[:-1], q[:-1])
 
     def _seen(self, tokens: Int[Tensor, " K"]) -> Bool[Tensor, "W V"]:
         """The contexts of all places, see `sampling.seen_rows`."""

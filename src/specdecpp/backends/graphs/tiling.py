@@ -18,6 +18,30 @@ class Tiling(NamedTuple):
     stages: int
 
 
+class Meta(NamedTuple):
+    """Constants of a kernel of `kernels.products`: a `Tiling`, padded rows, the blocks whose squares make up a norm."""
+
+    block: int
+    depth: int
+    groups: int
+    stages: int
+    rows: int
+    num_tiles: int
+    tile_block: int
+    is_even: bool
+    """Steps end where the inputs do."""
+    is_held: bool
+    is_early: bool
+
+
+class RowMeta(NamedTuple):
+    """Constants of a kernel of `kernels.layers`: the size of a row, and of the block that holds it."""
+
+    size: int
+    block: int
+    is_early: bool
+
+
 CHOICES: dict[tuple[int, int], dict[int, Tiling | None]] = {
     (2048, 2048): {32: None},
     (11264, 2048): {8: Tiling(32, 64, 2, 6), 16: Tiling(32, 64, 2, 6)},

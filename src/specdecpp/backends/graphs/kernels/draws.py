@@ -19,6 +19,8 @@ TRITON_INTERPRET=1 runs them on a CPU, slowly: tests do (`make engine-kernels`).
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
+from specdecpp.policies import score as scores
+
 BLOCK = tl.constexpr(1024)
 """Tokens of a part."""
 FAN = tl.constexpr(64)
@@ -30,14 +32,15 @@ LEVELS = tl.constexpr(5)
 CELLS = tl.constexpr(1024)
 """Sums of a row, as a power of two: LEVELS of tokens, LEVELS of weights, FAN each."""
 _SCALE = tl.constexpr(2.0**42)
+_MIN_OTHERS, _CLIP = tl.constexpr(scores.MIN_OTHERS), tl.constexpr(scores.CLIP)
 _LEAST = tl.constexpr((127 - 42 << 23) - 1)  # the bits of 2^-42, less one: what has no weight has key 0
 
 
 @triton.jit
-def _source(order, row, DRAFTS: tl.constexpr):
-    """(row of the logits, draft tokens before it that are not marked yet, whether there is nothing to do): a draft's last row,
-    or those of a verdict up to its last."""
-    if DRAFTS:
+def _source(order, row, line):
+    """(row of the logits, draft tokens before it that are not marked yet, whether there is nothing to do): those of a verdict
+    up to its last or, without a line, a draft's last row."""
+    if line is None:
         source, num_more, is_idle = tl.load(order + 2) - 1, row * 0, tl.load(order + 1) != 0
     else:
         source, num_more, is_idle = row.to(tl.int64), row, row > tl.load(order)
@@ -45,13 +48,14 @@ def _source(order, row, DRAFTS: tl.constexpr):
 
 
 @triton.jit
-def _logits(logits, seen, line, at, inside, num_more, temperature, penalty, HAS_SEEN: tl.constexpr):
+def _logits(logits, seen, line, at, inside, num_more, temperature, penalty):
     """Logits of one row as `sampling.probabilities` has them before any cut; the first `num_more` draft tokens are seen too."""
     z = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
-    if HAS_SEEN:
+    if seen is not None:
         is_seen = tl.load(seen + at, mask=inside, other=0) != 0
-        for i in range(num_more):
-            is_seen = is_seen | (at == tl.load(line + 1 + i))
+        if line is not None:
+            for i in range(num_more):
+                is_seen = is_seen | (at == tl.load(line + 1 + i))
         z = tl.where(is_seen, tl.where(z < 0, z * penalty, tl.div_rn(z, penalty)), z)
     return tl.div_rn(z, temperature)
 
@@ -94,30 +98,15 @@ def _needed(sums, top_p):
     return tl.maximum(tl.minimum(need, whole), 1)
 
 
-@triton.jit(do_not_specialize=["num_parts"])
-def tops(
-    logits,
-    seen,
-    line,
-    order,
-    highest,
-    whose,
-    sums,
-    totals,
-    vocab,
-    num_parts,
-    temperature,
-    penalty,
-    HAS_SEEN: tl.constexpr,
-    DRAFTS: tl.constexpr,
-):
+@triton.jit
+def tops(logits, seen, line, order, highest, whose, sums, totals, vocab, temperature, penalty):
     """The greatest logit of each part of each row, and the first token that has it. Clears what later launches add to."""
-    part, row = tl.program_id(0), tl.program_id(1)
-    source, num_more, is_idle = _source(order, row, DRAFTS)
+    part, row, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    source, num_more, is_idle = _source(order, row, line)
     if is_idle:
         return
     at = part * BLOCK + tl.arange(0, BLOCK)
-    z = _logits(logits + source * vocab, seen, line, at, at < vocab, num_more, temperature, penalty, HAS_SEEN)
+    z = _logits(logits + source * vocab, seen, line, at, at < vocab, num_more, temperature, penalty)
     top = tl.max(z, 0)
     tl.store(highest + row * num_parts + part, top)
     tl.store(whose + row * num_parts + part, tl.min(tl.where(z == top, at, vocab), 0))
@@ -133,47 +122,29 @@ def _top(highest, num_parts, PARTS: tl.constexpr):
     return tl.max(tl.load(highest + part, mask=part < num_parts, other=-float("inf")), 0)
 
 
-@triton.jit(do_not_specialize=["num_parts", "top_k", "level"])
+@triton.jit(do_not_specialize=["top_k", "level"])
 def narrow(
-    logits,
-    seen,
-    line,
-    order,
-    highest,
-    sums,
-    ties,
-    vocab,
-    num_parts,
-    temperature,
-    penalty,
-    top_k,
-    top_p,
-    level,
-    HAS_SEEN: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    COUNTS: tl.constexpr,
-    IS_COUNT: tl.constexpr,
-    PARTS: tl.constexpr,
+    logits, seen, line, order, highest, sums, ties, vocab, temperature, penalty, top_k, top_p, level, PARTS: tl.constexpr
 ):
-    """The next digit of a threshold: tokens or their weights from each of FAN keys on, as far as they lie inside the bracket;
-    of weights at the last level also how many tokens of a part have each key. Those of weights follow COUNTS levels of tokens.
-    """
-    part, row = tl.program_id(0), tl.program_id(1)
-    source, num_more, is_idle = _source(order, row, DRAFTS)
+    """The next digit of a threshold: tokens or, with `top_p`, their weights from each of FAN keys on, as far as they lie inside
+    the bracket; of weights at the last level also how many tokens of a part have each key. Those of weights follow those of
+    tokens, if there is a `top_k`."""
+    part, row, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    source, num_more, is_idle = _source(order, row, line)
     if is_idle:
         return
     at = part * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
-    z = _logits(logits + source * vocab, seen, line, at, inside, num_more, temperature, penalty, HAS_SEEN)
+    z = _logits(logits + source * vocab, seen, line, at, inside, num_more, temperature, penalty)
     share = tl.exp(z - _top(highest + row * num_parts, num_parts, PARTS))
     key, own = _key(share), sums + row * CELLS
-    if IS_COUNT:
+    if top_p is None:
         known, _ = _found(own, top_k, level)
     else:
-        if COUNTS > 0:
-            least, _ = _found(own, top_k, COUNTS)
+        if top_k is not None:
+            least, _ = _found(own, top_k, LEVELS)
             inside = inside & (key >= least)
-        own += COUNTS * FAN
+            own += LEVELS * FAN
         known, _ = _found(own, _needed(own, top_p), level)
     digit = (key >> (6 * (LEVELS - 1 - level))) - known * FAN
     inside = inside & (digit >= 0) & (digit < FAN)
@@ -183,7 +154,7 @@ def narrow(
         weight = tl.where(inside, _weight(share), 0)
         for first in range(0, FAN, PIECE):
             digits = first + tl.arange(0, PIECE)
-            if IS_COUNT:
+            if top_p is None:
                 made = tl.sum((digit[:, None] >= digits[None, :]).to(tl.int32), 0).to(tl.int64)
             else:
                 made = tl.sum(tl.where(digit[:, None] >= digits[None, :], weight[:, None], 0), 0)
@@ -194,7 +165,7 @@ def narrow(
         tl.store(counts + tl.arange(0, FAN), tl.zeros((FAN,), tl.int32))
 
 
-@triton.jit(do_not_specialize=["num_parts", "top_k"])
+@triton.jit(do_not_specialize=["top_k"])
 def weigh(
     logits,
     seen,
@@ -208,16 +179,11 @@ def weigh(
     totals,
     leans,
     vocab,
-    num_parts,
     temperature,
     penalty,
     top_k,
     top_p,
     min_p,
-    HAS_SEEN: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    COUNTS: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """Rows of probabilities: each token's as a share of the largest, 0 where it is cut, which is written to `rows`; the sum
@@ -225,22 +191,22 @@ def weigh(
 
     A draft's goes to the row of its draft token, a verdict's each to its own.
     """
-    part, row = tl.program_id(0), tl.program_id(1)
-    source, num_more, is_idle = _source(order, row, DRAFTS)
+    part, row, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    source, num_more, is_idle = _source(order, row, line)
     if is_idle:
         return
     at = part * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
-    z = _logits(logits + source * vocab, seen, line, at, inside, num_more, temperature, penalty, HAS_SEEN)
+    z = _logits(logits + source * vocab, seen, line, at, inside, num_more, temperature, penalty)
     below = z - _top(highest + row * num_parts, num_parts, PARTS)
     share = tl.exp(below)
     key, own = _key(share), sums + row * CELLS
     is_kept = inside & (key > 0) & (share >= min_p)
-    if COUNTS > 0:
-        least, _ = _found(own, top_k, COUNTS)
+    if top_k is not None:
+        least, _ = _found(own, top_k, LEVELS)
         is_kept = is_kept & (key >= least)
-        own += COUNTS * FAN
-    if HAS_TOP_P:
+        own += LEVELS * FAN
+    if top_p is not None:
         need = _needed(own, top_p)
         least, above = _found(own, need, LEVELS)
         weight = tl.maximum(_weight(_share(least)), 1)
@@ -255,7 +221,7 @@ def weigh(
     weight = _weight(share)
     mass = tl.sum(weight, 0)
     line_of = row
-    if DRAFTS:
+    if line is None:
         line_of = tl.load(order).to(tl.int32)
     tl.store(rows + line_of.to(tl.int64) * vocab + at, share, mask=inside)
     tl.store(masses + row * num_parts + part, mass)
@@ -264,9 +230,9 @@ def weigh(
 
 
 @triton.jit
-def _drawn(rows, masses, u, vocab, num_parts, PARTS: tl.constexpr):
+def _drawn(rows, masses, u, vocab, PARTS: tl.constexpr):
     """(token, its weight, the sum of all): the first token whose running sum exceeds floor(u W)."""
-    parts, places = tl.arange(0, PARTS), tl.arange(0, BLOCK)
+    parts, places, num_parts = tl.arange(0, PARTS), tl.arange(0, BLOCK), tl.cdiv(vocab, BLOCK)
     mass = tl.load(masses + parts, mask=parts < num_parts, other=0)
     total = tl.sum(mass, 0)
     point = tl.minimum((u * total.to(tl.float64)).to(tl.int64), total - 1)
@@ -279,14 +245,14 @@ def _drawn(rows, masses, u, vocab, num_parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _argmax(highest, whose, vocab, num_parts, PARTS: tl.constexpr):
-    parts = tl.arange(0, PARTS)
+def _argmax(highest, whose, vocab, PARTS: tl.constexpr):
+    parts, num_parts = tl.arange(0, PARTS), tl.cdiv(vocab, BLOCK)
     top = tl.load(highest + parts, mask=parts < num_parts, other=-float("inf"))
     first = tl.load(whose + parts, mask=parts < num_parts, other=vocab)
     return tl.min(tl.where(top == tl.max(top, 0), first, vocab), 0)
 
 
-@triton.jit(do_not_specialize=["num_parts", "num_ends"])
+@triton.jit(do_not_specialize=["num_ends"])
 def note(
     rows,
     highest,
@@ -305,70 +271,59 @@ def note(
     seen,
     ends,
     vocab,
-    num_parts,
     num_ends,
-    rest,
-    clip,
-    GREEDY: tl.constexpr,
     EVIDENCE: tl.constexpr,
     JUDGES: tl.constexpr,
-    SCORES: tl.constexpr,
-    HAS_SEEN: tl.constexpr,
-    DRAWS_ONLY: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """One draft token of a draft: drawn, judged, tested and written down, as `steps.DraftStep` says.
 
-    EVIDENCE: 1 last q, 2 product of q, 3 negative entropy, 4 survival. JUDGES: by q. One program. A draft that has stopped
-    leaves everything as it is.
+    EVIDENCE: 1 last q, 2 product of q, 3 negative entropy, 4 survival. JUDGES: by q. Without uniforms the token is the most
+    likely one; without inputs it is only drawn. One program. A draft that has stopped leaves everything as it is.
     """
     count = tl.load(order)
     if tl.load(order + 1) != 0:
         return
     own = rows + count * vocab
-    if GREEDY:
-        token = _argmax(highest, whose, vocab, num_parts, PARTS)
-        parts = tl.arange(0, PARTS)
+    parts, num_parts = tl.arange(0, PARTS), tl.cdiv(vocab, BLOCK)
+    if uniforms is None:
+        token = _argmax(highest, whose, vocab, PARTS)
         total = tl.sum(tl.load(masses + parts, mask=parts < num_parts, other=0), 0)
         weight = _weight(tl.load(own + token))
     else:
-        token, weight, total = _drawn(own, masses, tl.load(uniforms + count), vocab, num_parts, PARTS)
+        token, weight, total = _drawn(own, masses, tl.load(uniforms + count), vocab, PARTS)
     token = token.to(tl.int64)
     q = weight.to(tl.float64) / total.to(tl.float64)
-    accept = tl.full((), 1.0, tl.float64)
-    if JUDGES:
-        accept = 1.0 / (1.0 + tl.maximum(1.0 - q, rest))
-    value = tl.load(evidence)
-    if EVIDENCE == 1:
-        value = q
-    if EVIDENCE == 2:
-        value = value * q
-    if EVIDENCE == 3:
-        parts = tl.arange(0, PARTS)
-        lean = tl.sum(tl.load(leans + parts, mask=parts < num_parts, other=0.0), 0)
-        value = lean / total.to(tl.float64) - tl.log(total.to(tl.float64) / _SCALE)
-    if EVIDENCE == 4:
-        factor = accept
-        if SCORES:
-            clipped = tl.minimum(tl.maximum(accept, clip), 1.0 - clip)
-            logit = tl.log(clipped / (1.0 - clipped))
-            factor = 1.0 / (1.0 + tl.exp(-(tl.load(score) + tl.load(score + 1) * logit)))
-        value = value * factor
     tl.store(totals + count, total)
-    if DRAWS_ONLY:
-        tl.store(records + 5 * count, token.to(tl.float64))
-        tl.store(records + 5 * count + 1, q)
-    else:
+    tl.store(records + 5 * count, token.to(tl.float64))
+    tl.store(records + 5 * count + 1, q)
+    if inputs is not None:
+        accept = tl.full((), 1.0, tl.float64)
+        if JUDGES:
+            accept = 1.0 / (1.0 + tl.maximum(1.0 - q, _MIN_OTHERS))
+        value = tl.load(evidence)
+        if EVIDENCE == 1:
+            value = q
+        if EVIDENCE == 2:
+            value = value * q
+        if EVIDENCE == 3:
+            lean = tl.sum(tl.load(leans + parts, mask=parts < num_parts, other=0.0), 0)
+            value = lean / total.to(tl.float64) - tl.log(total.to(tl.float64) / _SCALE)
+        if EVIDENCE == 4:
+            factor = accept
+            if score is not None:
+                clipped = tl.minimum(tl.maximum(accept, _CLIP), 1.0 - _CLIP)
+                logit = tl.log(clipped / (1.0 - clipped))
+                factor = 1.0 / (1.0 + tl.exp(-(tl.load(score) + tl.load(score + 1) * logit)))
+            value = value * factor
         flags = tl.where(value >= tl.load(least + count + 1), 0, 1)
         for i in range(num_ends):
             flags += tl.where(token == tl.load(ends + i), 2, 0)
         tl.store(evidence, value)
-        tl.store(records + 5 * count, token.to(tl.float64))
-        tl.store(records + 5 * count + 1, q)
         tl.store(records + 5 * count + 2, accept)
         tl.store(records + 5 * count + 3, flags.to(tl.float64))
         tl.store(records + 5 * count + 4, value)
-        if HAS_SEEN:
+        if seen is not None:
             tl.store(seen + token, 1)
         tl.store(line + count + 1, token)
         tl.store(inputs, tl.load(inputs) + tl.load(order + 2))

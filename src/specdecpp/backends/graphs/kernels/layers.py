@@ -4,7 +4,7 @@
     rotate   norms of single heads, angles of part of a head; keys and values go into the cache
     attend   attention to portions of the text, which `combine` puts together
 
-Arithmetic is in float32. Where the text ends is read from the device, so that all can be recorded. IS_EARLY: `products`.
+Arithmetic is in float32. Where the text ends is read from the device, so that all can be recorded. META is a `tiling.RowMeta`.
 
 Sources: RMSNorm, Zhang and Sennrich 2019; rotary embeddings, Su et al. 2021; attention in portions of the text that are put
 together afterwards, Flash-Decoding, Dao et al. 2023.
@@ -35,45 +35,28 @@ def block_of(size: int) -> int:
 
 @triton.jit(do_not_specialize=["factor", "eps", "divisor", "own_eps", "own_divisor"])
 def settle(
-    source,
-    tokens,
-    own,
-    x,
-    weight,
-    out,
-    factor,
-    own_eps,
-    own_divisor,
-    eps,
-    divisor,
-    size,
-    by_row,
-    by_column,
-    BLOCK: tl.constexpr,
-    HOW: tl.constexpr,
-    IS_EARLY: tl.constexpr,
+    source, tokens, own, x, weight, out, factor, own_eps, own_divisor, eps, divisor, by_row, by_column, META: tl.constexpr
 ):
-    """out = norm(x) of each row of `size`, after x was made:
-
-    "embedded": x = source[token] * factor; "added": x += source; "normed": x += norm(source) by `own`; "given": x stays.
+    """out = norm(x) of each row, after x was made: with tokens x = source[token] * factor; else x += source, of which `own` has
+    a norm of its own; without a source x stays.
     """
-    row, at = tl.program_id(0), tl.arange(0, BLOCK)
-    inside = at < size
-    if IS_EARLY:
+    row, at = tl.program_id(0), tl.arange(0, META.block)
+    inside = at < META.size
+    if META.is_early:
         gdc_wait()
         gdc_launch_dependents()
-    place = row * size + at
-    if HOW == "embedded":
+    place = row * META.size + at
+    if tokens is not None:
         cells = tl.load(tokens + row).to(tl.int64) * by_row + at * by_column
         values = tl.load(source + cells, mask=inside, other=0.0).to(tl.float32) * factor
     else:
         values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        if HOW != "given":
+        if source is not None:
             more = tl.load(source + row * by_row + at * by_column, mask=inside, other=0.0).to(tl.float32)
-            if HOW == "normed":
+            if own is not None:
                 more = _normed(more, own, at, inside, own_eps, own_divisor).to(x.dtype.element_ty).to(tl.float32)
             values += more
-    if HOW != "given":
+    if source is not None:
         rounded = values.to(x.dtype.element_ty)
         tl.store(x + place, rounded, mask=inside)
         values = rounded.to(tl.float32)
@@ -100,22 +83,21 @@ def rotate(
     values,
     eps,
     divisor,
-    heads,
     kv_heads,
     capacity,
     half,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_NORMS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
+    META: tl.constexpr,
 ):
-    """Norms and angles of one head of one row of `qkv` [n, heads + 2 kv heads, SIZE]; keys and values go to their places.
+    """Norms, if there are weights, and angles of one head of one row of `qkv` [n, heads + 2 kv heads, size]; keys and values go
+    to their places.
 
-    The position of row i is start + i. Tables [positions, SIZE] have the signs of the rotation with the sines.
+    The position of row i is start + i. Tables [positions, size] have the signs of the rotation with the sines.
     """
-    row, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
+    SIZE: tl.constexpr = META.size
+    row, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, META.block)
+    heads = tl.num_programs(1) - 2 * kv_heads
     inside = at < SIZE
-    if IS_EARLY:
+    if META.is_early:
         gdc_wait()
         gdc_launch_dependents()
     position = tl.load(start) + row
@@ -127,7 +109,7 @@ def rotate(
     else:
         other = tl.where(at < half, at + half, at - half)  # behind both halves the sines are 0
         y = tl.load(source + other, mask=inside, other=0.0).to(tl.float32)
-        if HAS_NORMS:
+        if q_weight is not None:
             scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, 0) / divisor + eps)
             weight = q_weight
             if head >= heads:
@@ -146,36 +128,20 @@ def rotate(
 
 @triton.jit(do_not_specialize=["n", "window", "portion"])
 def attend(
-    queries,
-    keys,
-    values,
-    start,
-    tops,
-    sums,
-    mixtures,
-    out,
-    n,
-    kv_heads,
-    groups,
-    capacity,
-    window,
-    portion,
-    scale,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    IS_EARLY: tl.constexpr,
+    queries, keys, values, start, tops, sums, mixtures, out, n, groups, capacity, window, portion, scale, META: tl.constexpr
 ):
     """Attention of up to ROWS queries of one kv head to one portion of the text. A window of 0 is none.
 
-    Of the whole text: out [n, kv heads, groups, SIZE]. Of a portion: the greatest score and the sum of exponentials
-    [kv heads, portions, n * groups], and what they mix [kv heads, portions, n * groups, SIZE], not yet divided by the sum.
+    Of the whole text: out [n, kv heads, groups, size]. With `mixtures` of a portion: the greatest score and the sum of
+    exponentials [kv heads, portions, n * groups], and what they mix [kv heads, portions, n * groups, size], not yet divided by
+    the sum.
     """
-    kv, part, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    row, at = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    SIZE: tl.constexpr = META.size
+    kv, kv_heads, part, num_parts = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.num_programs(1)
+    row, at = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, META.block)
     is_row, inside = row < n * groups, at < SIZE
     first = tl.load(start, cache_modifier=".cg").to(tl.int32)
-    if IS_EARLY:
+    if META.is_early:
         gdc_wait()
         gdc_launch_dependents()
     own = first + row // groups
@@ -183,7 +149,7 @@ def attend(
     query = tl.load(queries + place[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
     top = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, BLOCK), tl.float32)
+    mixed = tl.zeros((ROWS, META.block), tl.float32)
     begin, end = part * portion, tl.minimum((part + 1) * portion, first + n)
     for some in tl.range(begin, end, POSITIONS, num_stages=STAGES):
         position = some + tl.arange(0, POSITIONS)
@@ -202,7 +168,7 @@ def attend(
         total = total * decay + tl.sum(weights, 1)
         mixed = mixed * decay[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="tf32x3")
         top = higher
-    if IS_WHOLE:
+    if mixtures is None:
         made = (mixed / tl.maximum(total, 1.0)[:, None]).to(out.dtype.element_ty)
         tl.store(out + place[:, None] + at[None, :], made, mask=is_row[:, None] & inside[None, :])
     else:
@@ -212,28 +178,17 @@ def attend(
         tl.store(mixtures + line[:, None] * SIZE + at[None, :], mixed, mask=is_row[:, None] & inside[None, :])
 
 
-@triton.jit(do_not_specialize=["n", "num_parts"])
-def combine(
-    tops,
-    sums,
-    mixtures,
-    out,
-    n,
-    groups,
-    num_parts,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
-):
-    """The portions of `attend` as one: out [n, kv heads, groups, SIZE]."""
-    kv, kv_heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
-    at, part = tl.arange(0, BLOCK), tl.arange(0, PARTS)
+@triton.jit(do_not_specialize=["num_parts"])
+def combine(tops, sums, mixtures, out, groups, num_parts, PARTS: tl.constexpr, META: tl.constexpr):
+    """The portions of `attend` as one: out [n, kv heads, groups, size]."""
+    SIZE: tl.constexpr = META.size
+    kv, kv_heads, row, num_rows = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.num_programs(1)
+    at, part = tl.arange(0, META.block), tl.arange(0, PARTS)
     inside, is_part = at < SIZE, part < num_parts
-    if IS_EARLY:
+    if META.is_early:
         gdc_wait()
         gdc_launch_dependents()
-    lines = (kv * num_parts + part) * n * groups + row
+    lines = (kv * num_parts + part) * num_rows + row
     top = tl.load(tops + lines, mask=is_part, other=-float("inf"))
     weight = tl.exp(top - tl.max(top, 0))
     total = tl.sum(weight * tl.load(sums + lines, mask=is_part, other=0.0), 0)

@@ -12,29 +12,17 @@ LINES = tl.constexpr(64)
 """Rows of a verdict, as a power of two."""
 
 
-@triton.jit(do_not_specialize=["num_parts"])
-def choose(
-    rows,
-    highest,
-    whose,
-    masses,
-    order,
-    uniforms,
-    chosen,
-    vocab,
-    num_parts,
-    GREEDY: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """A token of each row: the most likely one, or drawn."""
+@triton.jit
+def choose(rows, highest, whose, masses, order, uniforms, chosen, vocab, PARTS: tl.constexpr):
+    """A token of each row: drawn or, without uniforms, the most likely one."""
     row = tl.program_id(0)
     if row > tl.load(order):
         return
-    base = row * num_parts
-    if GREEDY:
-        token = _argmax(highest + base, whose + base, vocab, num_parts, PARTS)
+    base = row * tl.cdiv(vocab, BLOCK)
+    if uniforms is None:
+        token = _argmax(highest + base, whose + base, vocab, PARTS)
     else:
-        token, _, _ = _drawn(rows + row.to(tl.int64) * vocab, masses + base, tl.load(uniforms + row), vocab, num_parts, PARTS)
+        token, _, _ = _drawn(rows + row.to(tl.int64) * vocab, masses + base, tl.load(uniforms + row), vocab, PARTS)
     tl.store(chosen + row, token.to(tl.int64))
 
 
@@ -85,16 +73,16 @@ def _rest(p, q, p_total, q_total, factor, at, inside, is_taken):
     return tl.maximum(factor * own - given, 0.0), tl.minimum(own, given), weight
 
 
-@triton.jit(do_not_specialize=["num_parts"])
-def residues(p, q, p_totals, q_totals, carries, order, rests, commons, vocab, num_parts, IS_BLOCK: tl.constexpr):
-    """Add each part of each row to sum (w p - q)+ and to sum min(p, q)."""
-    part, row = tl.program_id(0), tl.program_id(1)
+@triton.jit
+def residues(p, q, p_totals, q_totals, carries, order, rests, commons, vocab):
+    """Add each part of each row to sum (w p - q)+ and to sum min(p, q); without carries w is 1."""
+    part, row, num_parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     num = tl.load(order)
     if row > num:
         return
     at = part * BLOCK + tl.arange(0, BLOCK)
     factor = tl.full((), 1.0, tl.float64)
-    if IS_BLOCK:
+    if carries is not None:
         factor = tl.load(carries + row)
     base = row.to(tl.int64) * vocab
     is_taken = row < num
@@ -117,34 +105,20 @@ def _line_sums(cells, num, num_parts):
     return total
 
 
-@triton.jit(do_not_specialize=["num_parts"])
+@triton.jit
 def judge(
-    p,
-    q,
-    p_totals,
-    q_totals,
-    carries,
-    masses,
-    rests,
-    commons,
-    line,
-    order,
-    uniforms,
-    outcome,
-    vocab,
-    num_parts,
-    IS_BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    p, q, p_totals, q_totals, carries, masses, rests, commons, line, order, uniforms, outcome, vocab, PARTS: tl.constexpr
 ):
-    """(how many are accepted, which token follows, and the overlaps of p and q) by the ratio test or block verification.
+    """(how many are accepted, which token follows, and the overlaps of p and q) by the ratio test; with carries by block
+    verification.
 
     Uniform i tests draft token i + 1, the one behind them draws. One program.
     """
-    num, at = tl.load(order), tl.arange(0, LINES)
+    num, at, num_parts = tl.load(order), tl.arange(0, LINES), tl.cdiv(vocab, BLOCK)
     coins = tl.load(uniforms + at, mask=at < num, other=2.0)
     ratios = _ratios(p, q, p_totals, q_totals, line, num, vocab)
     factor = tl.full((), 1.0, tl.float64)
-    if IS_BLOCK:
+    if carries is not None:
         survival = tl.load(carries + 1 + at, mask=at < num, other=0.0)  # w_1, w_2, ...
         sums = _line_sums(rests + num_parts, num - 1, num_parts)
         chance = tl.where(sums > 0, sums / (sums + (1.0 - survival)), 0.0)
