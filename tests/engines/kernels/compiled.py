@@ -83,7 +83,7 @@ def compiled(kind: str, dtype: torch.dtype, capability: int) -> Counter[str]:
     body.early = {"settle", "queries", "attend", "out", "gate", "down", "output"} if body.is_new else set()
     for span, width in ((256, 1), (512, 33)):
         backend.make_room(span - 33)
-        static.prepare(span)
+        static._tables[span] = [angles.at(0, span) for angles in body._angles]
         static._pass(width, span)
     return body.found
 
