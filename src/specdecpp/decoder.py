@@ -220,7 +220,8 @@ class Decoder:
 
 
 def _compile_for(pair: Pair, sampling: Sampling) -> None:
-    """Run two steps under this sampling: Triton compiles kernels at their first use, which takes seconds."""
+    """Run two steps under this sampling: Triton compiles kernels at their first use, which takes seconds. Not run on a GPU yet,
+    only with stand-ins for graphs."""
     session = Session(
         target=pair.target.new_cache(),
         draft=pair.draft.new_cache(),

@@ -72,7 +72,7 @@ class Memory:
         return self.clock
 
     def experience(self, sampling: Sampling) -> Experience:
-        """What requests without a seed have taught under this sampling, those of earlier processes included."""
+        """Statistics of requests without a seed under this sampling, those of earlier processes included."""
         clock = self.running_costs()
         now = clock and clock.now
         if not self.remembers:

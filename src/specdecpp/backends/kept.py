@@ -63,7 +63,7 @@ class Kept:
         """A cache of each of these models, with what there is of the prompt but its last token. A text whose greater part is
         of use gives its caches away; of another the common part is copied."""
         with self._lock:
-            common = {text: min(_common(text.tokens, prompt), len(prompt) - 1) for text in self._texts}
+            common = {text: min(_common(text.tokens, list(prompt)), len(prompt) - 1) for text in self._texts}
             best = max(common, key=lambda text: common[text], default=None)
             if best is None or common[best] < LEAST:
                 return tuple(model.new_cache() for model in models)
@@ -82,6 +82,13 @@ class Kept:
             return tuple(found)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of tokens that two texts begin with alike."""
-    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+def _common(a: list[int], b: list[int]) -> int:
+    """Number of tokens that two texts begin with alike, found by halves: lists are compared quickly."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -54,7 +54,7 @@ class Copied(Draft):
     match: Match = Match([])  # noqa: RUF009 (frozen)
 
     def distribution(self, i: int) -> Float[Tensor, "2"]:
-        """That of the event that the match continues, and of its end."""
+        """Probabilities that the match continues, and that it ends."""
         q = self.confidence(i)
         return torch.tensor([q, 1 - q], dtype=torch.float64)
 

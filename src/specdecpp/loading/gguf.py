@@ -133,7 +133,7 @@ class GGUF(Loadable):
 
     @property
     def words(self) -> dict[str, Any]:
-        """What its tokenizer is made of."""
+        """Metadata and files that its tokenizer is made of."""
         return files_of(self._folder) if self._folder else keys_of(self._header)
 
     def tokenizer(self) -> Any:

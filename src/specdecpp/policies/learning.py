@@ -1,4 +1,4 @@
-"""What the rule of `cost_aware` knows: statistics of one request (`Account`) and of those before it (`PastRequests`).
+"""Statistics that the rule of `cost_aware` goes by: of one request (`Account`) and of those before it (`PastRequests`).
 
     step -> Account.with_step -> at the end of the request PastRequests.with_request -> the Account of the next request
 
@@ -116,7 +116,7 @@ class PastRequests:
     num_accepted: float = 0.0
     num_tokens: float = 0.0
     lost: float = 0.0
-    """As in `Account`."""
+    """Passes of the target alone that drafting took beyond its tokens."""
     bias: float = 0.0
     slope: float = 0.0
     gains: Mapping[int, Gains] = field(default_factory=dict)

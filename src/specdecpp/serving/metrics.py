@@ -47,17 +47,16 @@ class ServerMetrics:
     def add_turn(self, events: Sequence[StepEvent]) -> None:
         """Count the steps of one turn."""
         steps = [event.step for event in events]
-        turn = Metrics.of(steps)
-        self._generated.inc(turn.num_tokens)
+        self._generated.inc(sum(step.num_tokens for step in steps))
         self._drafts.inc(sum(step.num_drafted > 0 for step in steps))
-        self._drafted.inc(turn.num_draft_tokens)
-        self._accepted.inc(turn.num_accepted_draft_tokens)
+        self._drafted.inc(sum(step.num_drafted for step in steps))
+        self._accepted.inc(sum(step.num_accepted for step in steps))
         for step in steps:
             self._lengths.observe(step.num_accepted)
             for place in range(step.num_accepted):
                 self._at.labels(place).inc()
         for stage in STAGES:
-            self._seconds.labels(stage).inc(getattr(turn, f"{stage}_s"))
+            self._seconds.labels(stage).inc(sum(getattr(step, f"{stage}_s") for step in steps))
 
     def add_request(
         self, outcome: str, metrics: Metrics | None = None, *, latency_s: float = 0.0, first_s: float | None = None

@@ -43,7 +43,7 @@ _Numbers: Any = create_model("Numbers", **_NUMBERS)
 
 
 class SpeculativeBlock(_Numbers):
-    """How an answer was made, and the numbers of `Metrics.to_dict`: seconds end in `_s`, histograms are by 0, 1, 2, ..."""
+    """Settings of an answer, and the numbers of `Metrics.to_dict`: seconds end in `_s`, histograms are by 0, 1, 2, ..."""
 
     num_spec_tokens: int = Field(description="The most draft tokens of a step.")
     policy: str

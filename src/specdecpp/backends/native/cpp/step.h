@@ -82,10 +82,10 @@ static double judged(const Head& head, const float* state, int64_t token, const 
 }
 
 // `policies.score`: MIN_OTHERS and CLIP, and what a score makes of an estimate.
-static constexpr double REST = 1e-2, LEAST = 1e-6;
+static constexpr double MIN_OTHERS = 1e-2, CLIP = 1e-6;
 static double scored(const Drafting& d, double estimate) {
-  double logit = std::copysign(std::log((1 - LEAST) / LEAST), estimate - 0.5);
-  if (estimate > LEAST && estimate < 1 - LEAST) logit = std::log(estimate / (1 - estimate));
+  double logit = std::copysign(std::log((1 - CLIP) / CLIP), estimate - 0.5);
+  if (estimate > CLIP && estimate < 1 - CLIP) logit = std::log(estimate / (1 - estimate));
   return d.scores ? 1 / (1 + std::exp(-(d.bias + d.slope * logit))) : estimate;
 }
 
@@ -149,7 +149,7 @@ struct Drawing {
 
   void judge(int i, const float* state) {
     double started = now();
-    d.accept[i] = d.head ? judged(*d.head, state, d.tokens[i], scalars) : 1 / (1 + std::max(1 - d.confidence[i], REST));
+    d.accept[i] = d.head ? judged(*d.head, state, d.tokens[i], scalars) : 1 / (1 + std::max(1 - d.confidence[i], MIN_OTHERS));
     if (d.evidence == SURVIVAL) d.value *= scored(d, d.accept[i]);
     d.head_s += now() - started;
   }
