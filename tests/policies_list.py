@@ -1,6 +1,7 @@
-"""One list of all policies, with settings under which they stop, learn and remember within a few tokens of a tiny pair.
+"""One list of all policies, with settings under which they stop, learn and remember within a few tokens of a tiny pair, and one
+of the verifications of ours that are for any temperature.
 
-Tests of exactness (test_law), of engines (engine_cases) and of replay (test_replay) go through it.
+Tests of exactness (test_law), of engines (engine_cases) and of replay (test_replay) go through them.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,11 @@ from specdecpp.policies import (
     Policy,
     SpecDecPP,
 )
+from specdecpp.verify import verifications
 
+VERIFICATIONS = {
+    name: kind for name, kind in verifications().items() if type(kind).__module__ == "specdecpp.verify" and not kind.greedy_only
+}
 SCALARS = ("log_q", "entropy", "gap", "depth")
 
 

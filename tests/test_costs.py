@@ -58,7 +58,7 @@ def test_parts_of_a_step_add_up():
 )
 def test_impossible_costs_are_refused(bad: dict):
     """Catches a file or a typing error that makes every comparison of costs false."""
-    with pytest.raises(ValueError, match=r"costs need finite seconds.*got draft_s="):
+    with pytest.raises(ValueError, match=r"costs need finite figures.*got {'draft_s'"):
         Costs(**bad)
 
 

@@ -290,6 +290,11 @@ def test_a_file_is_known_by_all_its_bytes(sound: Path, tmp_path: Path, monkeypat
     content[-3] ^= 1
     (tmp_path / "f.gguf").write_bytes(content)
     assert GGUF(tmp_path / "f.gguf").fingerprint != first
+    digests = set()
+    for last in (0, 1):  # of a type that only llama.cpp may know
+        (tmp_path / "u.gguf").write_bytes(placed("<I", 77, after=20)(path.read_bytes())[:-1] + bytes([last]))
+        digests.add(digest_of(Header(tmp_path / "u.gguf")))
+    assert len(digests) == 2
     monkeypatch.setattr(fingerprints, "SETTLED_S", -1.0)
     assert GGUF(path).fingerprint == first
     monkeypatch.setattr(files, "digest_of", lambda _: pytest.fail("read again"))

@@ -122,6 +122,13 @@ def test_an_answer_that_nobody_waits_for_is_kept_as_far_as_it_came(pair: Pair) -
     assert found.tokens == anew.generate([*SYSTEM, *said, 3], max_tokens=40, **GREEDY).tokens
 
 
+def test_a_request_without_room_leaves_the_caches(pair: Pair) -> None:
+    decoder, _ = decoders(pair)
+    for max_tokens in (4, 0, 4):
+        answer = decoder.generate(SYSTEM, max_tokens=max_tokens, **GREEDY)
+    assert answer.metrics.num_cached_tokens == len(SYSTEM) - 1
+
+
 def test_short_beginnings_and_other_backends_are_read(pair: Pair) -> None:
     """Catches a cache of transformers that is reused, whose rows are rounded by the pass they were read in."""
     model = tiny_model("llama", seed=1)

@@ -25,7 +25,7 @@ from distributions import (
 from distributions import drafted as host_draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policies_list import EXAMPLES, heads_for, policies
+from policies_list import EXAMPLES, VERIFICATIONS, heads_for, policies
 
 from specdecpp.decoder import Decoder
 from specdecpp.errors import UnsoundError
@@ -34,7 +34,7 @@ from specdecpp.loading.pair import Pair
 from specdecpp.policies import Fixed, MaxConfidence, Policy, named
 from specdecpp.sampling import Sampling, streams
 from specdecpp.testing import TableModel, enumerate_distribution, tiny_tokenizer
-from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
+from specdecpp.verify import CompareVerification, GreedyVerification, TokenVerification
 
 
 @cache
@@ -46,7 +46,6 @@ def policies_of(vocab_size: int) -> dict[str, Policy]:
 POLICIES = policies_of(3)
 ADAPTIVE = [name for name, example in EXAMPLES.items() if example.looks]
 REMEMBERING = [name for name, example in EXAMPLES.items() if example.learns]
-VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
 
 
 def table(seed: int, *, vocab_size: int = 3, depth: int = 3, sparsity: float = 0.2, **more: Any) -> TableModel:

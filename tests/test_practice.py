@@ -113,6 +113,13 @@ def test_a_look_is_paid_once_in_the_life_of_a_pair() -> None:
     assert sum(looked) < 5 + 2 * policy.regret * 40 * 96
 
 
+def test_practice_stops_as_the_rule_does() -> None:
+    """Catches a least number of draft tokens that practice does not know of."""
+    practice = Practice(greedy=(Practised(4, (0.5,) * 6),) * 12, judge="q")
+    learned = [practice.past(CostAware(min_tokens=num), COSTS, is_greedy=True) for num in (0, 4)]
+    assert [past["num_tested"] for past in learned if past] == [12 * 1, 12 * 4]
+
+
 def test_a_shorter_step_is_what_the_rule_would_have_had() -> None:
     """Catches accepted tokens beyond the stop, and chances of tokens that would not have been tested."""
     whole = Practised(2, (0.9, 0.8, 0.7, 0.6), (0.9, 0.8, 0.4))

@@ -238,14 +238,15 @@ def test_a_stop_string_cuts_the_targets_text(policy, verification):
 
 
 def test_a_stop_string_ends_the_answer_inside_a_step():
-    """Catches draft tokens after the stop string that stay in the answer, or a reason that says length."""
+    """Catches draft tokens after the stop string that stay in the answer, a reason that says length, and an accepted token that
+    rules learn from as a rejected one."""
     spell = sure(lambda t: 4 + (t - 3) % 3, 7)  # abcabc...
     request = Request(target=spell, draft=spell, prompt=(4,), max_tokens=9, detokenizer=read_with("ca"))
     session = request.session(Fixed(k=5), TokenVerification(), streams(0))
     (outcome,) = finish(session)
     assert (outcome.text, outcome.finish_reason, session.finish_reason) == ("b", "stop", "stop")
     assert told([outcome]) == ["5a 6a 4a"]
-    assert outcome.num_accepted == 3
+    assert (outcome.num_accepted, outcome.num_tested) == (3, 3)
 
 
 @pytest.mark.parametrize(("ends", "max_tokens", "reason"), [((6,), 9, "eos"), ((6,), 3, "eos"), ((), 2, "length")])
@@ -271,5 +272,5 @@ def test_the_parts_of_a_step_are_its_whole_time(monkeypatch):
     assert session.prefill_s == 2
     outcome = session.step()
     assert (outcome.num_drafted, len(outcome.judged)) == (3, 2)
-    assert (outcome.draft_s, outcome.head_s, outcome.verify_s, outcome.other_s) == (3 * 2 + 2 * 1 + 1, 2, 3, 2)
+    assert (outcome.draft_s, outcome.head_s, outcome.verify_s, outcome.other_s) == (3 * 2 + 2 * 1 + 1, 2, 2, 2)
     assert outcome.forward_s == 3 + 1

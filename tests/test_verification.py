@@ -7,19 +7,16 @@ import torch
 from distributions import distribution_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from policies_list import VERIFICATIONS
 
 from specdecpp.testing import Enumerator
 from specdecpp.verify import (
-    BlockVerification,
-    CompareVerification,
     GreedyVerification,
-    TokenVerification,
     block_acceptance,
     residual,
     token_acceptance,
 )
 
-VERIFICATIONS = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}
 MOST_CANDIDATES = {2: 3, 3: 3, 4: 2, 5: 2, 6: 2}  # what an enumeration can walk in a moment, by vocabulary
 
 

@@ -67,9 +67,14 @@ class Step:
         return str(self.stop)
 
     @property
+    def num_tested(self) -> int:
+        """Draft tokens whose verdict ended in the output: accepted ones, and the one that was corrected."""
+        return self.num_accepted + (self.pieces[-1].origin == "correction")
+
+    @property
     def chances(self) -> tuple[float, ...]:
         """Acceptance of the draft tokens that were tested: `overlaps` where they are known, else what became of each."""
-        num = min(self.num_accepted + 1, self.num_drafted)
+        num = self.num_tested
         return self.overlaps[:num] if len(self.overlaps) >= num else tuple(float(i < self.num_accepted) for i in range(num))
 
     @property

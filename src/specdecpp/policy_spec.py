@@ -1,4 +1,4 @@
-"""Requests as people type them: a policy as a short spec, a text as a chat message. Imports no torch by itself.
+"""Requests as people type them: a policy as a short spec, a text as a chat message.
 
     cumulative:0.2     specdecpp:threshold=0.5,min_tokens=1     ->     a frozen policy dataclass
 

@@ -23,8 +23,8 @@ ROWS = 256
 
 @dataclass(slots=True)
 class Reading:
-    """A piece of a prompt, which the models of a request read, nothing being decided: `target` ids by the one, `draft` ids by
-    the other, either of them none. `took_s` becomes the request's share of the passes, in seconds."""
+    """A piece of a prompt: ids for the target and ids for the draft, either of which may be empty. `took_s` becomes the
+    request's share of the passes, seconds."""
 
     request: Request
     target: list[int]
@@ -36,8 +36,8 @@ class Reading:
         return max(len(self.target), len(self.draft))
 
     def by_both(self, least: int = 1) -> bool:
-        """Have both models read the tokens in one pass: where there are so many, the same for both, behind as much text,
-        and the target knows how (`backends.ReadsBoth`). Tell whether that was done."""
+        """Have both models read the tokens in one pass, where there are at least `least`, the same for both, after the same
+        number of tokens, and the target can (`backends.ReadsBoth`). Tell whether that was done."""
         target, draft = self.request.target, self.request.draft
         is_same = len(self.target) >= least and self.draft == self.target and draft.length == target.length
         model = target.model
@@ -139,7 +139,7 @@ def decode(
 
 
 def shares(sessions: "Sequence[Session]", rows: int) -> "dict[Session, Reading]":
-    """So many tokens of prompts, shared out evenly; what a short prompt leaves goes to the others. One of each at least."""
+    """`rows` tokens of prompts, shared out evenly; what a short prompt leaves goes to the others. One of each at least."""
     nums, left = {}, rows
     for num, session in enumerate(sorted(sessions, key=lambda session: session.num_unread)):
         nums[session] = min(session.num_unread, max(1, left // (len(sessions) - num)))

@@ -114,6 +114,7 @@ class Session:
         self._mark()
         if self.num_tokens_left <= 0:
             self.finish_reason = "length"
+            self.release()
 
     @property
     def costs(self) -> Costs | None:
@@ -142,8 +143,8 @@ class Session:
 
     @property
     def num_unread(self) -> int:
-        """Tokens that `prefill` has still to read; where passes are shared also the many that a draft lacks when it is first
-        asked: a step would read them at once while the others wait."""
+        """Tokens that `prefill` still has to read. Where passes are shared, also those that the draft lacks before it first
+        drafts, if more than `ROWS`: a step would read them at once while other requests wait."""
         lacking = len(self.tokens) - 1 - self.draft.length
         if lacking > ROWS and self.engine.has_batches and self._decision(self.costs).may_draft:
             return lacking
@@ -161,7 +162,7 @@ class Session:
         outcome = decode([self])[self]
         if isinstance(outcome, Step):
             return outcome
-        assert isinstance(outcome, Exception), "it takes a step"
+        assert isinstance(outcome, Exception), "a step was asked for, not a reading"
         raise outcome
 
     def rewind(self) -> None:
@@ -206,9 +207,9 @@ class Session:
             self.watch(plan, result)
         self._mark()
         own: Origin = "bonus" if result.num_accepted == result.num_drafted else "correction"
-        kept: list[tuple[int, Origin]] = [(t, "accepted") for t in result.tokens[: result.num_accepted]]
+        accepted: list[tuple[int, Origin]] = [(t, "accepted") for t in result.tokens[: result.num_accepted]]
         pieces = []
-        for token, origin in [*kept, (result.next_token, own)]:
+        for token, origin in [*accepted, (result.next_token, own)]:
             pieces.append(Piece(token=token, text=self._push(token), origin=origin))
             if self.finish_reason:
                 return tuple(pieces)
@@ -219,7 +220,8 @@ class Session:
     def learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Step:
         """Make the `Step` of a result; the policy and the clock learn from it."""
         costs, num = self.costs, result.num_drafted
-        num_accepted = sum(p.origin == "accepted" for p in pieces)  # those that ended in the answer
+        num_accepted = sum(p.origin == "accepted" for p in pieces)
+        num_tested = num_accepted + (pieces[-1].origin == "correction")
         expected_s = result.expected_s
         if is_chain := expected_s is None:  # not a step of an engine that a policy brings
             expected_s = 0.0 if costs is None else costs.step_s(num) + costs.switch_s * is_switch(self._num_before, num)
@@ -240,7 +242,7 @@ class Session:
             costs=costs,
             extra=result.extra,
             tv=sum(result.tv[: len(pieces)], 0.0),
-            overlaps=tuple(result.overlaps[: num_accepted + 1] if result.extra is None else result.overlaps),
+            overlaps=tuple(result.overlaps[:num_tested] if result.extra is None else result.overlaps),
         )
         self._memory = self.policy.learn(self._memory, outcome)
         if isinstance(self._costs, CostClock) and is_chain:

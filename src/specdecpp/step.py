@@ -42,8 +42,8 @@ class Request:
     """Constants of a request in all its steps: its two caches, and how it is decoded.
 
     `randomness` are two independent streams, to draft and to verify. `ends` are the ids after which nothing follows. `seen`
-    marks the tokens of the context where a repetition penalty needs them, and `grammar` stands behind the answer so far where
-    it has one; whoever commits tokens tells both.
+    marks the tokens of the context, for a repetition penalty; `grammar` is the matcher after the answer so far. `Session`
+    updates both as it commits.
     """
 
     target: Cache
@@ -274,7 +274,7 @@ def propose(plan: Plan) -> Draft:
                 break
         if draft.num_tokens >= max(decision.limit, min(decision.limit + num_forced, decision.max_with_forced)):
             break
-        if draft.num_tokens and not decision.may_draft:
+        if draft.num_tokens and not decision.may_draft:  # forced tokens alone: the rule wants none of its own
             break
         if stop := decision.stop(draft):
             draft.stop = stop
@@ -329,9 +329,8 @@ def verified(plan: Plan, draft: Draft, started: float) -> Result:
     request, sampling, verification = plan.request, plan.request.sampling, plan.request.verification
     drafted = perf_counter()
     unread = plan.tokens[request.target.length :]
-    began = perf_counter()
     logits, _ = request.target.extend(unread + draft.tokens, rows=draft.num_tokens + 1)
-    forward_s = draft.forward_s + perf_counter() - began
+    forward_s = draft.forward_s + perf_counter() - drafted
     tokens = torch.tensor(draft.tokens, device=logits.device, dtype=torch.long)
     seen = None if request.seen is None else seen_rows(request.seen, tokens)
     if request.grammar is not None:

@@ -65,7 +65,11 @@ def residual(p: Float[Tensor, " V"], q: Float[Tensor, " V"], carry: Float[Tensor
 
 @runtime_checkable
 class Verification(Protocol):
-    """A pure function of rows, draft tokens and a stream of uniforms: those below, and any of your own."""
+    """A pure function of rows, draft tokens and a stream of uniforms: those below, and any of your own.
+
+    Optional attributes: `is_lossless` (True), `at_zero`, the form at temperature 0 (`GreedyVerification`), and `reads_q` (not
+    `allows_dropping`).
+    """
 
     allows_dropping: ClassVar[bool]
     """True where draft tokens may have been dropped after looking at them: it then reads no q, and takes greedy drafting."""
@@ -247,7 +251,7 @@ def check_request(
             "Use GreedyVerification(), as the Decoder does."
         )
     if has_grammar and policy.engine() is not None:
-        raise ValueError(f"{type(policy).__name__} drafts trees, which follow no grammar. Use a rule for chains with it.")
+        raise ValueError(f"{type(policy).__name__} brings its own engine, which follows no grammar. Use another rule.")
     check_parts(policy)
     policy.check(verification, is_greedy=is_greedy, draft=draft)
 

@@ -22,6 +22,7 @@ class Model(Protocol):
     The class of a backend makes one of a model of transformers, `LeanModel(model, vocab_size=None, probe=True)`: of V =
     `vocab_size` tokens (None: all that the output layer has), and with `probe` compared with transformers first. It raises
     `BackendError` for a model that it cannot run; its static `refusal(model)` gives the reason beforehand, None without one.
+    `output_ids`, where it has them, are the tokens that it scores. `LlamaCppModel` is made of a file instead.
     """
 
     vocab_size: int

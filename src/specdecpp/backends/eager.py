@@ -144,7 +144,7 @@ class EagerModel:
                 f"{name} gives logits that are no finite numbers. Its weights or its config.json are damaged, or their type "
                 f"({before.dtype}) is too narrow: try another dtype."
             )
-        # Rows of one length are computed alike, but experts group them by token, which half precision feels.
+        # A mixture of experts groups rows by token, so that half precision rounds them otherwise.
         rough = 1e-3 if before.dtype in (torch.float32, torch.float64) else 5e-2
         plain = "Speculative decoding needs a model with a plain key-value cache."
         if held != 3:

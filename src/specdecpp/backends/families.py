@@ -1,4 +1,4 @@
-"""Families of models as data: the names of its parameters, and the few points where families differ.
+"""Families of models as data: the names of their parameters, and the few points where families differ.
 
     model of transformers -> `described` -> Family, with a Layer of names for each layer
 
@@ -31,7 +31,7 @@ _ANGLES = ("default", "linear", "llama3", "yarn", "longrope")
 _TYPES = {"full_attention", "sliding_attention"}
 POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 CONFIG = (*POSITIONS, "rope_parameters", "original_max_position_embeddings", trimmed.KEY)
-"""Fields of a config that say how many tokens a model can hold, the first of `POSITIONS` that there is, and score."""
+"""Fields of a config that say how many tokens a model can hold (the first of `POSITIONS` that it has) and which it scores."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,8 +88,8 @@ class GGUFCache(Cache):
     def rollback(self, length: int) -> None:
         """Forget everything after the first `length` tokens."""
         check_rollback(length, self.length)
-        if length < self.length:
-            context: Any = self._context
+        context: Any = self._context
+        if context is not None:  # a pass that failed may have left tokens behind `length`
             if not self.model.file.lib.llama_memory_seq_rm(context.memory, 0, length, -1):
                 raise BackendError("llama.cpp cannot cut the cache of this model, so draft tokens cannot be taken back.")
             self.length = length

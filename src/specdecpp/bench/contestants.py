@@ -1,4 +1,4 @@
-"""Who takes part: every rule with the settings that development prompts choose among, so that each is seen at its best.
+"""Rules that take part in a bench, and the settings of K, `cumulative` and `specdecpp` that development prompts choose among.
 
 The target alone and the best fixed K are in every field: everything is measured against them. The free rules are those of
 `policy_spec.KINDS`, so a new one takes part without a change here.

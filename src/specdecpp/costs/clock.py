@@ -15,7 +15,7 @@ PAUSE = 4.0
 """A step's time is capped at this multiple of the expected one: more means that the machine did other work."""
 WARM_UP, WARM_UP_ALONE = 2, 12
 """Steps after a switch to those with draft tokens, and to those without, until the processor's caches hold what they need. A
-trial of drafting (`policies.cost_aware.TRIAL`) has steps beyond the first, or else nothing could correct costs by which it does
+trial of drafting (`policies.cost_aware.TRIAL`) has steps beyond these two, or else nothing could correct costs by which it does
 not pay."""
 TRUST = 0.25
 """Steps that a measurement counts for: it may be wrong by a factor, where other programs had the machine meanwhile."""

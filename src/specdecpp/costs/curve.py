@@ -17,8 +17,8 @@ SAVED = 0.3
 """Target passes saved a token where drafting makes decoding 1.4 times as fast."""
 ANSWER, LEAST_READ = 256, 256
 """Most tokens of an answer that count, and tokens of a text that are worth reading at any cost: with the last 256 the draft of
-a real pair is accepted as often as with all of a text, but for summaries, .80 for .95 (`reading.json`)."""
-_SECONDS = ("draft_s", "head_s", "start_s", "switch_s", "other_s", "read_along")
+a real pair is accepted as often as with all of a text, but for summaries, .80 instead of .95 (`reading.json`)."""
+_FIGURES = ("draft_s", "head_s", "start_s", "switch_s", "other_s", "read_along")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,12 @@ class Costs:
     """Requests that take the steps together; the seconds are one's share (`shared`)."""
 
     def __post_init__(self) -> None:
-        seconds, widths = [getattr(self, name) for name in _SECONDS], sorted(self.passes)
-        is_finite = all(map(math.isfinite, (*seconds, *self.passes.values())))
-        if not (is_finite and min(seconds) >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0):
+        figures, widths = [getattr(self, name) for name in _FIGURES], sorted(self.passes)
+        is_finite = all(map(math.isfinite, (*figures, *self.passes.values())))
+        if not (is_finite and min(figures) >= 0 and widths and widths[0] >= 1 and min(self.passes.values()) > 0):
             raise ValueError(
-                "costs need finite seconds: draft_s of at least 0 and a positive time for at least one width from 1, got "
-                f"draft_s={self.draft_s} and passes={dict(self.passes)}"
+                "costs need finite figures of at least 0 and a positive time for at least one width from 1, got "
+                f"{dict(zip(_FIGURES, figures, strict=True))} and passes={dict(self.passes)}"
             )
         rising = accumulate((float(self.passes[n]) for n in widths), max)
         object.__setattr__(self, "passes", dict(zip(widths, rising, strict=True)))
@@ -65,7 +65,7 @@ class Costs:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((*(getattr(self, name) for name in _SECONDS), *self._curve))
+        return hash((*(getattr(self, name) for name in _FIGURES), *self._curve))
 
     @cached_property
     def _curve(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -86,7 +86,7 @@ class Costs:
         """
         try:
             passes = {int(n): float(s) for n, s in values["passes"].items()}
-            seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in _SECONDS}
+            seconds: dict[str, Any] = {name: float(values.get(name, 0)) for name in _FIGURES}
             seconds["draft_s"] = float(values["draft_s"])
             return cls(passes=passes, **seconds)
         except KeyError as error:
@@ -96,7 +96,7 @@ class Costs:
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `parse`."""
-        return {name: getattr(self, name) for name in _SECONDS} | {"passes": {str(n): s for n, s in self.passes.items()}}
+        return {name: getattr(self, name) for name in _FIGURES} | {"passes": {str(n): s for n, s in self.passes.items()}}
 
     def with_head(self) -> "Costs":
         """Costs where a head judges every draft token: its time is part of drafting."""

@@ -5,8 +5,8 @@ without a seed begin with the costs that the clock has made of them (`CostClock`
 measurement was wrong: a later process takes the clock's for both, and a seed may then give another answer.
 
     practice   real prompts, answered with steps of given lengths, which also show what is accepted (`practice`)
-    cycle      for models that a cache holds, which are quick: a run of each length on made-up tokens, shortest first; then a
-               few switches from plain steps to steps with one draft token and back
+    cycle      for quick models, which the processor's cache holds: a run of each length on made-up tokens, shortest first;
+               then a few switches from plain steps to steps with one draft token and back
     run        steps of one length in a row. A draft leaves little of the target in the processor's caches, and a plain pass
                among steps with draft tokens takes a third longer than in a row of its like
 
@@ -74,6 +74,7 @@ class Known:
     is_new: bool = True
     """True where it was measured just now."""
     is_steady: bool = True
+    """False where the machine was too restless for a measurement to be kept for good."""
 
 
 def measured(pair: Pair) -> Costs:

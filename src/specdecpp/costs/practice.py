@@ -14,7 +14,7 @@ from operator import mul
 from typing import Any
 
 from specdecpp.policies import CostAware, Costs
-from specdecpp.policies.protocol import Given
+from specdecpp.policies.protocol import Given, rule_of
 from specdecpp.policy_spec import as_prompt
 from specdecpp.prompt import encode
 
@@ -48,13 +48,15 @@ class Practised:
             raise ValueError(f"{self.num_accepted} of {self.num_drafted} draft tokens cannot be accepted")
 
     num_drafted = property(lambda self: len(self.judged))
+    num_tested = property(lambda self: min(self.num_accepted + 1, self.num_drafted))
     num_tokens = property(lambda self: self.num_accepted + 1)
 
     def cut(self, num: int, costs: Costs) -> "Practised":
         """The step that the rule would have stopped after `num` draft tokens, at these costs."""
         accepted = min(self.num_accepted, num)
-        overlaps = self.overlaps[: min(accepted + 1, num)]
-        return Practised(accepted, self.judged[:num], overlaps, expected_s=costs.step_s(num), costs=costs)
+        return Practised(
+            accepted, self.judged[:num], self.overlaps[: min(accepted + 1, num)], expected_s=costs.step_s(num), costs=costs
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class Practice:
             return None
         memory = policy.start(Given(is_greedy=is_greedy))
         for one in steps:
-            rule = policy.rule(memory, costs)
+            rule: Any = rule_of(policy, memory, costs)
             survivals = accumulate(rule.read(one.judged), mul, initial=1.0)
             num = next((k for k, s in enumerate(survivals) if s < rule.threshold(k)), one.num_drafted)
             memory = policy.learn(memory, one.cut(min(max(num, 1), one.num_drafted), costs))

@@ -4,7 +4,7 @@ q of a copied draft token is one-hot. Token verification then accepts it with pr
 from p without x: that is the distribution of drawing y ~ p and asking whether y = x, so comparison loses nothing here, and no q
 is made. Block verification has the same distribution: the chance that a prefix survives cannot exceed the product of p.
 
-With a compiled target the `native` engine verifies the copies; this engine serves every other target.
+With a compiled target the `native` engine verifies the copies; this engine serves what that refuses.
 """
 
 from collections.abc import Sequence
@@ -70,10 +70,14 @@ class Copied(Draft):
         return q
 
 
+COMPARED = TokenVerification, BlockVerification
+"""Verifications that copies replace by comparison."""
+
+
 def tested(plan: Plan, started: float, draft: Copied) -> Result:
     """`step.verified` with comparison in place of tests that have the same distribution."""
     request = plan.request
-    if type(request.verification) in (TokenVerification, BlockVerification):
+    if type(request.verification) in COMPARED:
         plan = replace(plan, request=replace(request, verification=CompareVerification()))
     return verified(plan, draft, started)
 

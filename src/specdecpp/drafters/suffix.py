@@ -43,7 +43,7 @@ class Match:
 
 
 class SuffixDrafter(Cache):
-    """A drafter that copies tokens from the text. It has the shape of a model and of its cache, and no forward pass.
+    """A drafter that copies tokens from the text. It has the shape of a model and of its cache; its `forward` only reads.
 
     It reads committed tokens only, so that a rejection leaves nothing behind. Memory and time are linear in the text.
 

@@ -80,7 +80,7 @@ class FrontierLength(Priced):
     def learn(self, memory: Places, outcome: "Outcome") -> Places:
         assert outcome.costs is not None, "the session gives costs to a policy that needs them"
         rates, tested = list(memory.rates), list(memory.tested)
-        for place in range(min(outcome.num_accepted + 1, outcome.num_drafted)):
+        for place in range(outcome.num_tested):
             is_accepted = float(place < outcome.num_accepted)
             if place == len(rates):
                 rates.append(is_accepted)

@@ -64,7 +64,7 @@ def choose(
                 num = _num_threads(made[0], target.identity)
                 made = [model.with_threads(num) if isinstance(model, NativeModel) else model for model in made]
                 name += f", {num} of {torch.get_num_threads()} threads"
-            proposer = made[-1] if draft else SuffixDrafter(vocab_size, device=made[0].device)
+            proposer = made[-1] if draft is not None else SuffixDrafter(vocab_size, device=made[0].device)
             return made[0], proposer, f"{name} ({why})"
     beside = "" if draft is None else f" with {draft.name}"
     raise BackendError(f"no backend can run {target.name}{beside}: {'; '.join(refused)}.")

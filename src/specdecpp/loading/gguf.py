@@ -59,7 +59,7 @@ class GGUF(Loadable):
             )
         self.num_bytes = sum(entry.num_bytes for entry in self._header.tensors.values())
 
-    # The model: every property raises `BackendError` for a file that is run by llama.cpp only
+    # What needs the model raises `BackendError` for a file that is run by llama.cpp only
 
     @cached_property
     def skeleton(self) -> Any:
@@ -168,8 +168,8 @@ class GGUF(Loadable):
         if model is not NativeModel:
             return model.refusal(self.described)
         reason = NativeModel.refusal(self.described, is_stored=True) if on_cpu else f"it runs on a CPU, not on {self._device}"
-        is_exact = kind == "native" or any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
-        return reason or (None if is_exact else "its weights are not quantised")
+        is_quantised = any(entry.kind not in DTYPES.values() for entry in self._header.tensors.values())
+        return reason or (None if kind == "native" or is_quantised else "its weights are not quantised")
 
     def backend(self, kind: str, *, vocab_size: int, **more: Any) -> Model:
         """A backend of this kind. Raises `BackendError`."""

@@ -275,7 +275,8 @@ def _vector(header: Header, name: str) -> np.ndarray:
 
 
 def digest_of(header: Header) -> str:
-    """32 hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors.
+    """32 hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors, or of the
+    whole file where a tensor has a type that only llama.cpp knows.
 
     Raises `BackendError` for values or scales that are infinite or no numbers: such a model may compute nonsense for some texts
     only.
@@ -286,6 +287,11 @@ def digest_of(header: Header) -> str:
     digest = hashlib.sha256(str(numbers).encode())
     if OUTPUT_IDS in header:
         digest.update(str(header.numbers(OUTPUT_IDS).tolist()).encode())
+    if not all(entry.row for entry in header.tensors.values()):
+        for path in header.paths:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()[:32]
     for name, entry in sorted(header.tensors.items()):
         digest.update(f"{name} {entry.kind} {entry.shape}".encode())
         for part in entry.parts():

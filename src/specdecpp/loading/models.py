@@ -44,21 +44,21 @@ class Loadable:
     def backend(self, kind: str, *, vocab_size: int, **more: Any) -> Model:
         """A backend of this kind. Raises `BackendError`."""
         if (kind, vocab_size) not in self._made:
-            log.info("reading the weights of %s", self.name)
+            log.info("making %s of %s", BACKENDS[kind].model.__name__, self.name)
             self._made[kind, vocab_size] = self._checked(BACKENDS[kind].model, vocab_size=vocab_size, **more)
         return self._made[kind, vocab_size]
 
-    def _checked(self, kind: type, *, model: Any = None, vocab_size: int, **more: Any) -> Model:
+    def _checked(self, made_by: type, *, model: Any = None, vocab_size: int, **more: Any) -> Model:
         model = model or self.model
-        facts = {"backend": kind.__name__, "model": self.identity, "vocab_size": vocab_size, "code": code()}
+        facts = {"backend": made_by.__name__, "model": self.identity, "vocab_size": vocab_size, "code": code()}
         facts |= cache_dir.about()
-        if kind is NativeModel:
+        if made_by is NativeModel:
             facts |= {"compiled": library.origin(), "activations": more.get("activations")}
         is_known = cache_dir.recall("check", facts) is not None
         if not is_known:
-            log.info("comparing %s with transformers on %s", kind.__name__, self.name)
+            log.info("comparing %s with transformers on %s", made_by.__name__, self.name)
             model = self.skeleton if isinstance(model, Sketch) else model
-        made = kind(model, vocab_size=vocab_size, probe=not is_known, **more)
+        made = made_by(model, vocab_size=vocab_size, probe=not is_known, **more)
         if not is_known:
             cache_dir.remember("check", facts, {})
         return made

@@ -13,7 +13,7 @@
 turns estimates into probabilities; costs of a step are in the package `costs`.
 
 Every rule here but `MaxConfidence(drop=True)` decides *after* a sampled token and keeps that token, which is lossless with
-token and block verification (see `protocol.Policy`).
+token and block verification (see the head of `protocol.py`).
 
 A new rule is a file and a line below; its short form on the command line is that of its class (`Policy.short`). Rules from
 elsewhere, those of `specdecpp.lab` too, are found by the entry point `specdecpp.policies`, which names a sequence of them.

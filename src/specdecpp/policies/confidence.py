@@ -21,7 +21,7 @@ class MaxConfidence(Policy):
     `drop=True` also removes that draft token, as `p-min` does in llama.cpp (0.75 and at most 16, of the argmax among its ten
     likeliest). There draft tokens are the draft's argmax and are compared with the target's own draw, at any temperature. With
     draft tokens that are drawn it is sound under `CompareVerification` and for greedy decoding only, and the Decoder refuses it
-    elsewhere: kept, as it is without `drop`, the last draft token costs a row of the pass.
+    elsewhere. Without `drop` the last draft token stays, and costs a row of the pass. `min_tokens` counts one that is dropped.
     """
 
     short: ClassVar[str] = "max-confidence:threshold"

@@ -54,8 +54,8 @@ CREDIT = 500
 PAYBACK_STEPS = 64
 """Drafting begins only if its expected gain over this many steps covers the reading and the switch."""
 MORE_THAN = 1 + 2**-50
-"""A factor of thresholds, which are themselves not enough."""
-NO_DRAFT_TOKEN = Rule(Evidence.SURVIVAL, (math.inf,))
+"""Rules go on at a threshold itself, and this one only above it: its thresholds are multiplied by this."""
+NO_DRAFT_TOKEN = Rule(Evidence.SURVIVAL, (math.inf,), words="drafting does not pay")
 _ROUNDING = 1e-9
 """Two costs a draft token that differ by less are those of an even curve, rounded."""
 
@@ -204,7 +204,7 @@ def survivals(score: Score, estimates: Iterable[float]) -> Iterator[float]:
 
 
 def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:
-    """Seconds for each draft token's worth of going on after 0, 1, ... of them, by the best plan; inf where there are no
+    """Least seconds for each token gained by going on after 0, 1, ... draft tokens, over all plans; inf where there are no
     more."""
     one_more, longer = _plans(costs, max_tokens)
     if not longer:

@@ -33,8 +33,8 @@ STEADY, STEADY_INTERVAL = 8, 4
 """After 8 steps with draft tokens in a row the account is updated every 4 steps only: between the passes of a small pair Python
 finds the processor's caches empty, and takes three times as long as by itself."""
 PLAIN_INTERVAL = 8
-"""Steps in a row without draft tokens that are taken in together, and after which the rule reconsiders: a step of the target
-alone may take less than that."""
+"""Steps in a row without draft tokens that are taken in together, and after which the rule reconsiders: an update may take
+longer than a step of the target alone."""
 SHORT_S, SHORT_INTERVAL = 2e-3, 16
 """Where the target's pass takes less than 2 ms and earlier requests gained by drafting, the account is updated every 16 steps:
 an update takes .05 ms, a seventh of the reference pair's pass."""
@@ -174,8 +174,7 @@ class Account:
     """By load, of the steps with draft tokens but the first after a plain one."""
     belief: Belief = Belief()  # noqa: RUF009 (frozen)
     lost: float = 0.0
-    """Passes of the target alone by which the steps, with what the draft has read for them, took longer than it would
-    have."""
+    """Passes of the target alone that the steps took beyond one for each of their tokens, the draft's reading included."""
     num_unread: int = 0
     """Tokens since the last step with draft tokens, or those of the prompt."""
     num_running: int = 0
@@ -191,7 +190,7 @@ class Account:
 
     def with_step(self, outcome: "Outcome") -> "Account":
         """After a step. What it teaches is put off where many like it have gone before."""
-        if len(self.pending) < self.interval - 1 and self.is_off is not bool(outcome.num_drafted):
+        if len(self.pending) < self.interval - 1 and self.is_off == (outcome.num_drafted == 0):
             return self.like(pending=(*self.pending, outcome))
         return self.up_to_date().after(outcome)
 
@@ -225,7 +224,7 @@ class Account:
             return self.like(**changes, num_unread=num_unread, num_running=0, is_off=True, interval=PLAIN_INTERVAL)
         costs, gains = outcome.costs, self.gains
         assert costs is not None, "the session gives costs to a policy that needs them"
-        num_tested = min(outcome.num_accepted + 1, outcome.num_drafted)
+        num_tested = outcome.num_tested
         if not self.is_off:
             gains = {**gains, costs.load: gains.get(costs.load, Gains()).after(outcome)}
         return self.like(

@@ -60,10 +60,11 @@ class DraftSoFar(Protocol):
 class Outcome(Protocol):
     """A finished step as a policy and the clock see it: `metrics.Step` while decoding.
 
-    `judged` are the estimates of the first draft tokens, before any score; `overlaps` the chances that a draw from q passes in
-    the place of each tested one, sum min(p, q), empty where they are not known. `expected_s` is the time of such a step by the
-    cost model, `costs` as they were then; the other seconds are measured. A rule whose stops follow from the seed learns from
-    the model's time only.
+    `num_accepted` draft tokens ended in the answer, of `num_tested` the verdict did: one more after a rejection. `judged` are
+    the estimates of the first draft tokens, before any score; `overlaps` the chances that a draw from q passes in the place of
+    each tested one, sum min(p, q), empty where they are not known. `expected_s` is the time of such a step by the cost model,
+    `costs` as they were then; the other seconds are measured. Rules that repeat their stops for a seed learn from `expected_s`
+    only.
     """
 
     @property
@@ -72,6 +73,8 @@ class Outcome(Protocol):
     def num_drafted(self) -> int: ...
     @property
     def num_accepted(self) -> int: ...
+    @property
+    def num_tested(self) -> int: ...
     @property
     def judged(self) -> Sequence[float]: ...
     @property
@@ -115,7 +118,7 @@ class Stop:
     def __str__(self) -> str:
         if self.words or self.evidence in (None, Evidence.NOTHING):
             return self.words
-        return f"{self.evidence.value} = {self.value:.2f} < {self.threshold:.3g}"
+        return f"{self.evidence.value} = {self.value:.3g} < {self.threshold:.3g}"
 
 
 LIMIT, TOKENS_LEFT, END_OF_TEXT = Stop("limit"), Stop("tokens left"), Stop("end of text")
@@ -160,7 +163,7 @@ class Rule:
             case Evidence.NEGATIVE_ENTROPY:
                 return -draft.entropy(-1)
             case Evidence.SURVIVAL:
-                return draft.survival if self.score is None else math.prod(self.read(draft.judged), start=1.0)
+                return math.prod(self.read(draft.judged), start=1.0)
         return 1.0
 
     def read(self, judged: Sequence[float]) -> list[float]:
@@ -204,7 +207,7 @@ class Policy:
     """
 
     short: ClassVar[str] = ""
-    """Name on the command line; behind a colon the parameter that is set by `NAME:value` (in a rule made of others, these)."""
+    """Name on the command line; behind a colon the parameter that is set by `NAME:value` (the fields of parts of a rule)."""
     max_tokens: int = 20
     min_tokens: int = 0
 

@@ -28,6 +28,10 @@ class ReplayedStep(NamedTuple):
     costs: Costs | None = None
     overlaps: Sequence[float] = ()
 
+    @property
+    def num_tested(self) -> int:
+        return min(self.num_accepted + 1, self.num_drafted)
+
 
 def prices(costs: Costs, max_tokens: int) -> list[tuple[float, float, float]]:
     """expected_s, draft_s and verify_s of a step with 0..max_tokens draft tokens."""

@@ -21,7 +21,7 @@ from specdecpp.backends.native.following import Columns, Following
 from specdecpp.backends.native.library import ENDED, ON, STOPPED, UNSCORED, Drafting, Filters, Head, Verifying
 from specdecpp.backends.native.model import NativeCache
 from specdecpp.drafters import SuffixDrafter
-from specdecpp.drafters.copying import Copying, propose
+from specdecpp.drafters.copying import COMPARED, Copying, propose
 from specdecpp.grammar import allowed_rows
 from specdecpp.head import SCALARS, RowEstimator
 from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly, skips_forced
@@ -90,6 +90,8 @@ class Native:
 def _code(request: Request) -> int | None:
     """The compiled code's number for the verification of a request; None for one that it does not know."""
     known: dict[type[Verification], int] = _GREEDY if request.sampling.is_greedy else _SAMPLED
+    if isinstance(request.draft, SuffixDrafter) and type(request.verification) not in (*COMPARED, *_GREEDY):
+        return None
     return known.get(type(request.verification))
 
 
