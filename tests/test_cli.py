@@ -113,7 +113,7 @@ def test_plain_output_is_the_text_and_nothing_else(pair: list[str]):
     assert result.stderr == ""
     result = call("generate", *options, "--stats", "--json")
     assert f"{json.loads(result.stdout)['metrics']['num_tokens']} tokens" in result.stderr
-    assert "specdecpp:0.6, seed 2" in result.stderr
+    assert "SpecDec++ 0.6 raw, seed 2" in result.stderr
     assert max(map(len, result.stderr.splitlines())) <= 80
 
 

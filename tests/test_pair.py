@@ -156,7 +156,7 @@ def test_a_missing_folder_is_named(folders: Folders, form: type) -> None:
 def test_a_hub_name_that_cannot_be_reached(folders: Folders, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches hub exceptions that escape the tree when the name is wrong or the network is down."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    where = rf"could be loaded from {name} .*\. There is no folder {name} here\."
+    where = rf"could be loaded from {name} .*\. There is no folder {name} here, and the hub did not give it\."
     with pytest.raises(sd.PairError, match=f"no tokenizer {where}"):
         sd.load_pair(folders[0], draft=name)
     with pytest.raises(sd.PairError, match=f"no causal language model {where}"):

@@ -29,7 +29,7 @@ from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.training import shards
 
-C = (0.05, 0.10, 0.22, 0.30)
+C = (0.05, 0.10, 0.22, 0.30, 0.60)
 CUMULATIVE = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 THRESHOLDS = tuple(i / 20 for i in range(2, 20))
 PAPER_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)

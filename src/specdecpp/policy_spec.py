@@ -10,6 +10,7 @@ A rule may read what follows its name itself (`Policy.read`), as the lab's trees
 """
 
 from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_origin
 
 from specdecpp.policies import CostAware, Fixed, NoDraft, Policy, SpecDecPP, named
@@ -87,9 +88,14 @@ def _read(spec: str, head: "AcceptanceHead | None") -> Policy:
         values = _values(spec, kind, rest)
         if kind is SpecDecPP and head is not None:
             return SpecDecPP.tuned(head, **values)
-        return kind(head=head, **values) if takes_head(kind) else kind(**values)
+        try:
+            return kind(head=head, **values) if takes_head(kind) else kind(**values)
+        except ValueError as error:
+            raise ValueError(f"policy {spec!r}: {error}") from error
     if name not in WRAPPERS:
-        raise ValueError(f"there is no policy {spec!r}. Policies: {', '.join(policy_names())}.")
+        near = get_close_matches(name, [known.partition(":")[0] for known in policy_names()], 1)
+        hint = f" Is {near[0]} meant?" if near else ""
+        raise ValueError(f"there is no policy {spec!r}.{hint} Policies: {', '.join(policy_names())}.")
     kind, values, first = WRAPPERS[name], {}, rest.partition(":")[0]
     if "=" in first:
         values, rest = _values(spec, kind, first), rest.partition(":")[2]

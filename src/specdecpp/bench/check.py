@@ -74,10 +74,10 @@ class Trial:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 8 or not (isfinite(self.seconds) and self.seconds > 0):
-            raise ValueError(
-                f"a check needs answers of at least 8 tokens and a time above 0, got {self.max_tokens} and {self.seconds:g} s"
-            )
+        if self.max_tokens < 8:
+            raise ValueError(f"a check needs answers of at least 8 tokens, got {self.max_tokens}")
+        if not (isfinite(self.seconds) and self.seconds > 0):
+            raise ValueError(f"a check needs a time above 0, got {self.seconds / 60:g} minutes")
 
 
 @dataclass(frozen=True, kw_only=True)

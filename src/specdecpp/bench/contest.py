@@ -297,7 +297,7 @@ def head_notes(rules: Iterable[Contender], *, temperatures: Sequence[float]) -> 
     asked = {head for rule in rules for policy in rule.settings for head in heads(policy)}
     made_for: set[Any] = {(head.card.sampling or {}).get("temperature") for head in asked} - {None}
     return [
-        f"The head was made for temperature {t:g}, and was also asked at {', '.join(other)}."
+        f"The head was made for temperature {t:g}, and was asked at {', '.join(other)}."
         for t in sorted(made_for)
         if (other := [f"{other:g}" for other in temperatures if other != t])
     ]

@@ -65,7 +65,7 @@ class Machine:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise DataError(
-                f"{path} does not hold costs ({reason}). It is JSON with the seconds of a draft token and "
+                f"{path} does not hold costs ({reason}). Give a number c, or JSON with the seconds of a draft token and "
                 'of passes by positions: {"draft_s": 0.02, "passes": {"1": 0.1, "5": 0.11}}.'
             ) from error
 

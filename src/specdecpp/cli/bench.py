@@ -37,9 +37,11 @@ def bench(
     temperature: Annotated[
         list[float] | None, typer.Option(metavar="X", help="0 is greedy; repeatable.  [default: 0, 1; smollm2: 0, 0.7]")
     ] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="X", help="Keep this mass of p.  [default: 1; smollm2: 0.9]")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="X", help="Keep the most probable tokens of this mass.  [default: 1; smollm2: 0.9]")
+    ] = None,
     verification: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help="token, block; repeatable.  [default: both]")
+        list[str] | None, typer.Option(metavar="KIND", help="token, block, compare; repeatable.  [default: token and block]")
     ] = None,
     policy: common.PolicySpecs = None,
     verify_lossless: Annotated[
@@ -75,7 +77,7 @@ def bench(
         clocked = {"--temperature": temperature, "--top-p": top_p, "--verification": verification, "--num": num}
         clocked |= {"--max-tokens": max_tokens, "--cycles": cycles, "--quick": quick, "--prompts": prompts, "--prompt": prompt}
         clocked |= {"--verify-lossless": verify_lossless, "--backend": names.backend, "--target": names.target}
-        clocked |= {"--draft": names.draft, "--device": names.device}
+        clocked |= {"--draft": names.draft, "--device": names.device, "--dtype": None if names.dtype == "auto" else names.dtype}
         if given := [name for name, value in clocked.items() if value is not None and value is not False]:
             raise ValueError(
                 f"{given[0]} is for the clock: --replay takes the pair, prompts, sampling and lengths from its recordings. "
@@ -124,10 +126,17 @@ def machine_of(costs: str | None) -> "Machine":
 
 
 def sampled(pair: str | None, temperatures: Sequence[float] | None = None, top_p: float | None = None) -> dict[str, Any]:
-    """Temperatures and top_p: those that are asked for, else greedy and as users of the pair of this name sample."""
-    usual = (0.7, 0.9) if pair == "smollm2" else (1.0, 1.0)
-    asked = tuple(dict.fromkeys(temperatures or (0.0, usual[0])))
-    return {"temperatures": asked, "top_p": usual[1] if top_p is None else top_p}
+    """Temperatures and top_p: as asked, else greedy and the usual sampling of the pair of this name."""
+    usual = usual_sampling(pair)
+    asked = tuple(dict.fromkeys(temperatures or (0.0, usual["temperature"])))
+    return {"temperatures": asked, "top_p": usual["top_p"] if top_p is None else top_p}
+
+
+def usual_sampling(pair: str | None) -> dict[str, float]:
+    """Temperature and top_p of a pair of this name, 1 unless it has its own."""
+    from specdecpp.loading.shipped import SAMPLING
+
+    return {"temperature": 1.0, "top_p": 1.0} | SAMPLING.get(pair or "", {})
 
 
 def race(contest: "Contest", verify: bool = False, out: Path | None = None, *, as_json: bool) -> None:
@@ -144,9 +153,12 @@ def race(contest: "Contest", verify: bool = False, out: Path | None = None, *, a
             print(most, file=sys.stderr)  # who reads it may interrupt at once
 
             def tick(label: str) -> None:
-                nonlocal num_done
+                nonlocal began, num_done
                 num_done += 1
-                left_s = (perf_counter() - began) * (num / num_done - 1)
+                if num_done == 1:  # until now all were warmed up too
+                    began = perf_counter()
+                    return
+                left_s = (perf_counter() - began) * (num - num_done) / (num_done - 1)
                 say(f"{num_done}/{num}, {common.clock(left_s)} left: {label}")
 
             heats = contest.run(tick)

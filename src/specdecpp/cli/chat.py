@@ -30,7 +30,10 @@ def chat(
     temperature: Temperature = None,
     top_p: TopPOfModel = None,
 ) -> None:
-    """Talk to a pair in the terminal: it remembers, and shows its speed."""
+    """Talk to a pair in the terminal.
+
+    It remembers, and shows its speed.
+    """
     from specdecpp.decoder import Decoder
     from specdecpp.errors import PairError
     from specdecpp.sampling import asked

@@ -72,7 +72,9 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", help="The m
 TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Keep the most probable tokens of this mass.")]
 MODELS_OWN = "[default: the model's own, or 1]"
 Temperature = Annotated[float | None, typer.Option(metavar="X", help=f"0 is greedy.  {MODELS_OWN}")]
-TopPOfModel = Annotated[float | None, typer.Option("--top-p", metavar="X", help=f"Keep this mass of p.  {MODELS_OWN}")]
+TopPOfModel = Annotated[
+    float | None, typer.Option("--top-p", metavar="X", help=f"Keep the most probable tokens of this mass.  {MODELS_OWN}")
+]
 Prompts = Annotated[
     list[str] | None, typer.Option("--prompts", metavar="FILE", help="As in recipes; repeatable.  [default: a few]")
 ]
@@ -180,7 +182,9 @@ def check_device(device: str | None) -> None:
     try:
         torch.empty(0, device=device).cpu()  # of "meta" too, which holds no numbers
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} cannot be used here: {first_line(error)}") from error
+        raise ValueError(
+            f"--device {device} cannot be used here: {first_line(error)}. Leave it out, or name another, such as cpu."
+        ) from error
 
 
 def silence(*names: str | None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdecpp.cli.bench import race, sampled
+from specdecpp.cli.bench import race, usual_sampling
 from specdecpp.cli.common import Json, PairNames, watched, with_pair
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def demo(
     from specdecpp.report import render
 
     name = names.usual
-    (_, temperature), top_p = sampled(name).values()
+    sampling = usual_sampling(name)
     plan = BenchPlan(
-        temperatures=(temperature,),
-        top_p=top_p,
+        temperatures=(sampling["temperature"],),
+        top_p=sampling["top_p"],
         verifications=("token",),
         num_dev=3,
         num_test=num,
@@ -69,7 +69,7 @@ def demo(
         out.print(render.legend())
     for text in BUILT_IN.test[: min(num, NUM_LIVE)]:
         out.print(Padding(Text(text, "dim"), (1, 0)))
-        options = {"max_tokens": plan.max_tokens, "seed": plan.seed, "temperature": temperature, "top_p": top_p}
+        options = {"max_tokens": plan.max_tokens, "seed": plan.seed, **sampling}
         answer = watched(decoder, as_prompt(pair, text), partial(render.show, out), **options)
         out.print("\n", render.tally(answer.steps), sep="\n")
     asked = encoded(pair, BUILT_IN, num_dev=plan.num_dev, num_test=plan.num_test)

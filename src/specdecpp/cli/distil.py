@@ -51,10 +51,11 @@ def distil(
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
-    """Make a draft for a model that has none, and tell whether it pays.
+    """Make a draft for a model that has none.
 
-    The target writes answers to the prompts; its first layers, with one or two trained ones on top and an output layer for the
-    likeliest tokens, learn to say the same. Killed at any moment and started again, it goes on where it stopped.
+    It says whether the draft pays. The target writes answers to the prompts; its first layers, with one or two trained ones
+    on top and an output layer for the likeliest tokens, learn to say the same. Killed at any moment and started again, it
+    goes on where it stopped.
     """
     from specdecpp.distillation import finishing
     from specdecpp.distillation.run import DistilPlan

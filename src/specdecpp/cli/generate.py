@@ -38,10 +38,10 @@ def generate(
 ) -> None:
     """Answer one prompt, printing the text as it is decided."""
     from specdecpp.decoder import Decoder
-    from specdecpp.policy_spec import as_prompt, spec_of
+    from specdecpp.policy_spec import as_prompt, label_of, spec_of
     from specdecpp.report import render
     from specdecpp.sampling import asked
-    from specdecpp.verify import is_lossless, verifications
+    from specdecpp.verify import check_lossless, is_lossless, verifications
 
     names.check(policy)
     text = _prompt_text(prompt)
@@ -53,8 +53,9 @@ def generate(
         "json_schema": json_schema and json_schema.read_text(encoding="utf-8"),
     }
     asked(options, {})  # a mistake is seen before a model is loaded
-    pair = names.load()
     kind = verifications()[verification]
+    check_lossless(kind, lossless=not lossy)
+    pair = names.load()
     if asked(options, pair.sampling).is_greedy and is_lossless(kind):
         kind = verifications()["greedy"]
     decoder = Decoder(pair, policy=policy, verification=kind, lossless=not lossy)
@@ -62,16 +63,20 @@ def generate(
     output = common.watched(decoder, as_prompt(pair, text, chat=False if raw else None), show, **options)
     if not (as_json or output.text.endswith("\n")):
         common.write("\n")
-    name = spec_of(decoder.policy)
     if as_json:
         keys = ("num_drafted", "num_accepted", "stop_reason")
         found = {"text": output.text, "tokens": list(output.tokens), "finish_reason": output.finish_reason}
-        found |= {"metrics": output.metrics.to_dict(), "policy": name, "lossless": output.lossless, "seed": seed}
+        found |= {
+            "metrics": output.metrics.to_dict(),
+            "policy": spec_of(decoder.policy),
+            "lossless": output.lossless,
+            "seed": seed,
+        }
         found |= {"steps": [{key: getattr(r, key) for key in keys} for r in output.steps]}
         common.print_json(found | {"sampling": asdict(output.sampling)})
     err = render.console(stderr=True)
     if stats or (err.is_terminal and not as_json):
-        err.print(render.stats(output.metrics, policy=name, seed=seed, finish_reason=output.finish_reason))
+        err.print(render.stats(output.metrics, policy=label_of(decoder.policy), seed=seed, finish_reason=output.finish_reason))
 
 
 def _prompt_text(argument: str | None) -> str:

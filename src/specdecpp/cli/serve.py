@@ -25,7 +25,10 @@ def serve(
     ] = None,
     allowed_hosts: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Answer to this name too; repeatable; * for any.  [default: any with a key]"),
+        typer.Option(
+            metavar="NAME",
+            help="Answer to this name too; repeatable; * for any.  [default: localhost, addresses and --host; with a key any]",
+        ),
     ] = None,
     max_running: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that are answered at once.")] = 8,
     max_waiting: Annotated[int, typer.Option(metavar="N", min=0, help="Requests that wait; more get 429.")] = 64,

@@ -53,10 +53,11 @@ def train(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train acceptance heads: collect labels, train, calibrate, evaluate.
+    """Train acceptance heads, from a recipe.
 
-    Each stage keeps what is finished: killed at any moment and started again, it goes on where it stopped, and a collection is
-    the same to the byte. Only collecting runs both models; a calibration at a --temperature of its own decodes with them.
+    It collects labels, trains, calibrates and evaluates. Each stage keeps what is finished: killed at any moment and started
+    again, it goes on where it stopped, and a collection is the same to the byte. Only collecting runs both models; a
+    calibration at a --temperature of its own decodes with them.
     """
     from specdecpp.report import render
     from specdecpp.training import pipeline

@@ -79,7 +79,7 @@ class DistilPlan:
     def __post_init__(self) -> None:
         if (self.minutes is None) == (self.tokens is None):
             given = "both" if self.tokens is not None else "neither"
-            raise ValueError(f"the budget is either minutes or tokens that the target writes, got {given}. Give one of them.")
+            raise ValueError(f"give either minutes (--minutes N) or tokens that the target writes (--tokens N), got {given}.")
         if not (budget := self.tokens if self.minutes is None else self.minutes) or budget < 0:
             raise ValueError(f"the budget must be positive, got {budget:g}")
         if self.max_tokens < 2 or self.seed < 0:

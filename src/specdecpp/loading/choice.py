@@ -67,7 +67,8 @@ def choose(
             proposer = made[-1] if draft is not None else SuffixDrafter(vocab_size, device=made[0].device)
             return made[0], proposer, f"{name} ({why})"
     beside = "" if draft is None else f" with {draft.name}"
-    raise BackendError(f"no backend can run {target.name}{beside}: {'; '.join(refused)}.")
+    advice = " Leave the backend out, or name another." if is_order else ""
+    raise BackendError(f"no backend can run {target.name}{beside}: {'; '.join(refused)}.{advice}")
 
 
 def _kind(model: ModelSource, kind: str, *, is_order: bool, is_draft: bool) -> str:

@@ -132,6 +132,7 @@ def load_pair(
     >>> pair = load_pair("target.gguf", draft="draft.gguf")                                            # doctest: +SKIP
     >>> pair = load_pair("smollm2")                                                                    # doctest: +SKIP
     """
+    own_sampling = {} if draft else shipped.SAMPLING.get(str(target), {})
     if draft is None and (parts := shipped.names("reference" if target is None else str(target))):
         target, draft, head = parts.target, parts.draft, head or parts.head
         dtype = torch.float32 if dtype == "auto" else dtype
@@ -173,7 +174,7 @@ def load_pair(
         tokenizer=tokenizer,
         head=None if head is None else AcceptanceHead.from_pretrained(head).to(q_model.device),
         ends=known_ends(p.ends(tokenizer), vocab_size=vocab_size, name=p.name),
-        sampling=p.sampling,
+        sampling=p.sampling | own_sampling,
         target_name=str(target),
         draft_name="none: copies of the text (suffix)" if draft is None else str(draft),
         target_fingerprint=p.fingerprint,

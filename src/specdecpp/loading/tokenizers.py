@@ -40,11 +40,12 @@ def loaded(what: str, name: str | Path, load: Callable[[], Any]) -> Any:
     except Exception as error:  # transformers lets through whatever a damaged file raises
         line, kind = first_line(error), type(error).__name__
         reason = line if line == kind or isinstance(error, OSError | ValueError) else f"{kind}: {line}"
-        hint = ""
-        if not (path / "config.json").exists():
-            missing = f"{name}/config.json" if path.exists() else f"folder {name} here"
-            hint = f" There is no {missing}. Give the folder of a saved model, or a hub name."
-        raise PairError(f"no {what} could be loaded from {name} ({reason}).{hint}") from error
+        hint = "A file is missing, damaged, or was not fetched whole: fetch the model again."
+        if not path.exists():
+            hint = f"There is no folder {name} here, and the hub did not give it. Check the name and the connection."
+        elif not (path / "config.json").exists():
+            hint = f"There is no {name}/config.json. Give the folder of a saved model, or a hub name."
+        raise PairError(f"no {what} could be loaded from {name} ({reason}). {hint}") from error
 
 
 def load_tokenizer(name: str | Path) -> Any:
