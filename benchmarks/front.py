@@ -47,12 +47,9 @@ def table(found: dict[str, Any], title: str) -> str:
     samplings = sorted({(cell["temperature"], cell["top_p"]) for cell in found["cells"]})
     columns = [[cell for cell in found["cells"] if (cell["temperature"], cell["top_p"]) == sampling] for sampling in samplings]
     titles = ["greedy" if t == 0 else f"T = {t:g}" + (f", top_p {p:g}" if p < 1 else "") for t, p in samplings]
-    lines = [
-        f"{title}, one machine, all of it lossless:",
-        "",
-        f"| tokens/s | {' | '.join(titles)} |",
-        f"|---|{'---:|' * len(titles)}",
-    ]
+    runs = f"{num} runs with ours in each" if (num := len(found.get("sittings", ()))) > 1 else "one run"
+    lines = [f"{title}, one machine, {runs}, all of it lossless:", ""]
+    lines += [f"| tokens/s | {' | '.join(titles)} |", f"|---|{'---:|' * len(titles)}"]
     for label, (engine, *shown) in SHOWN.items():
         rates = [[max(speed(cells, engine, setting) for setting in settings) for settings in shown] for cells in columns]
         if any(rate for of in rates for rate in of):
@@ -61,9 +58,8 @@ def table(found: dict[str, Any], title: str) -> str:
     over = [[cell["default_over_target"][0] for cell in cells] for cells in columns]
     lines.append(f"| default over no draft: mean, worst set | {' | '.join(f'{mean(of):.2f}, {min(of):.2f}' for of in over)} |")
     plan = found["plan"]
-    runs = f", {num} runs with ours in each" if (num := len(found.get("sittings", ()))) > 1 else ""
     told = (
-        f"{found['machine']['cpu']}, {plan['threads']} threads, {found['date']}{runs}. Means over GSM8K, HumanEval and Alpaca, "
+        f"{found['machine']['cpu']}, {plan['threads']} threads, {found['date']}. Means over GSM8K, HumanEval and Alpaca, "
         f"{plan['prompts']} unseen prompts each ({plan['other_prompts']} for the others), up to {plan['tokens']} tokens, "
         "reading the prompt included; of several settings the best on these very prompts. -: not lossless (vLLM's issue 55005; "
         "OpenVINO accepts what the target would not say)."

@@ -126,23 +126,24 @@ def _asked(pair: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> dict[str, li
             asked[self.name].append(request)
             return {"tokens": [1, 2], "seconds": 0.5, "steps": 1}
 
+    own: Any = Own()
     others = [Setting(engine=engine, name=name) for engine, of in cells.OTHERS.items() for name in of]
     others = [of for of in others if of.name not in cells.LEFT_OUT[pair]]
     names = {cells.OTHERS[of.engine][of.name][0] for of in others}
     assert names <= workers(names).keys()
     monkeypatch.setattr(cells, "prompts", lambda *_: {name: [[1], [2]] for name in cells.BENCHMARKS})
     monkeypatch.setattr(cells, "encode", lambda _, prompt: prompt)
-    args = SimpleNamespace(pair=pair, prompts=2, other_prompts=1, tokens=70, data=None, ours=None, threads=2, backend=None)
-    cells.answers(log, {"ours": Own(), **{name: Other(name) for name in names}}, others, args)
+    args: Any = SimpleNamespace(pair=pair, prompts=2, other_prompts=1, tokens=70, data=None, ours=None, threads=2, backend=None)
+    cells.answers(log, {"ours": own, **{name: Other(name) for name in names}}, others, args)
     log.add(pair=pair, part="sitting", setting=cells._sitting(others), about={"versions": {}, "missing": {}})
-    assert cells.told(log, Own.pair, 0.1, args)["plan"]["other_prompts"] == 1
+    assert cells.told(log, own.pair, 0.1, args)["plan"]["other_prompts"] == 1
     return asked
 
 
 @pytest.mark.parametrize("pair", [SMOLLM2, QWEN_CODER])
 def test_every_engine_is_asked_alike(pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Catches an engine with another top_p or end, one that is not asked, drawn tokens of those that write others, and an answer
-    that is asked again after a kill."""
+    """Catches an engine with another top_p or end, one that is not asked, drawn tokens of those that write others, and answers
+    that are asked again after a kill."""
     log = Log(tmp_path / "log.jsonl")
     for name, requests in _asked(pair, log, monkeypatch).items():
         timed = [request for request in requests if request.max_tokens == 70]
