@@ -1,9 +1,10 @@
-"""The table of the README, from results: engines on SmolLM2's file, rows that lose included.
+"""The table of the README, from results: engines on one pair's files, rows that lose included.
 
     python benchmarks/front.py            # writes it between the marks in README.md
     python benchmarks/front.py --check    # says whether it is there
 
-`smollm2_pair.json` is what `python -m peers.cells` measured in one sitting.
+`qwen_coder_pair.json` is what `python -m peers.cells` measured of a pair that people have; then the table of
+`smollm2_pair.json` stands in docs/results.md, between the same marks. Without it the README has SmolLM2's.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
 BEGIN, END = "<!-- table: made by benchmarks/front.py -->", "<!-- until here -->"
 SHOWN = {
     "transformers (bfloat16): no draft / the same draft": ("transformers", ["target alone"], ["K = 1", "K = 2"]),
@@ -27,31 +29,40 @@ SHOWN = {
     ),
     "OpenVINO: no draft / the same draft": ("openvino", ["target alone"], ["K = 1", "K = 2"]),
     "ours, no draft": ("ours", ["target"]),
-    "ours, best fixed K of 1 to 3": ("ours", ["fixed:1", "fixed:2", "fixed:3"]),
+    "ours, best fixed K": ("ours", [f"fixed:{k}" for k in range(1, 9)]),
     "ours, SpecDec++": ("ours", ["specdecpp"]),
-    "**ours, the default rule**": ("ours", ["cost-aware"]),
+    "**ours, the default rule**": ("ours", ["default", "cost-aware"]),
 }
 """By label: an engine, and settings of which the best is shown, twice where it has two figures."""
+PAIRS = {
+    "qwen_coder_pair.json": "Qwen2.5-Coder-Instruct 1.5B with the .5B as its draft, two files in Q4_K_M",
+    "smollm2_pair.json": "SmolLM2-135M-Instruct's own file (Q4_1) with the draft that ships",
+}
+PLACES = "README.md", "docs/results.md"
 Cell = dict[str, Any]
 
 
-def table(found: dict[str, Any]) -> str:
-    """Tokens/s by sampling, the mean over the sets."""
+def table(found: dict[str, Any], title: str) -> str:
+    """Tokens/s by sampling, the mean over the sets; no row of an engine or a rule that was not asked."""
     samplings = sorted({(cell["temperature"], cell["top_p"]) for cell in found["cells"]})
     columns = [[cell for cell in found["cells"] if (cell["temperature"], cell["top_p"]) == sampling] for sampling in samplings]
     titles = ["greedy" if t == 0 else f"T = {t:g}" + (f", top_p {p:g}" if p < 1 else "") for t, p in samplings]
-    lines = [f"| tokens/s | {' | '.join(titles)} |", f"|---|{'---:|' * len(titles)}"]
+    runs = f"{num} runs with ours in each" if (num := len(found.get("sittings", ()))) > 1 else "one run"
+    lines = [f"{title}, one machine, {runs}, all of it lossless:", ""]
+    lines += [f"| tokens/s | {' | '.join(titles)} |", f"|---|{'---:|' * len(titles)}"]
     for label, (engine, *shown) in SHOWN.items():
         rates = [[max(speed(cells, engine, setting) for setting in settings) for settings in shown] for cells in columns]
-        lines.append(f"| {label} | {' | '.join(' / '.join(f'{rate:.0f}' if rate else '-' for rate in of) for of in rates)} |")
+        if any(rate for of in rates for rate in of):
+            cells = [" / ".join(f"{rate:.0f}" if rate else "-" for rate in of) for of in rates]
+            lines.append(f"| {label} | {' | '.join(cells)} |")
     over = [[cell["default_over_target"][0] for cell in cells] for cells in columns]
     lines.append(f"| default over no draft: mean, worst set | {' | '.join(f'{mean(of):.2f}, {min(of):.2f}' for of in over)} |")
     plan = found["plan"]
     told = (
-        f"{found['machine']['cpu']}, {plan['threads']} threads. Means over GSM8K, HumanEval and Alpaca, {plan['prompts']} "
-        f"unseen prompts each ({plan['other_prompts']} for the others), up to {plan['tokens']} tokens, reading the prompt "
-        "included; of several settings the best on these very prompts. -: not lossless (vLLM's issue 55005; OpenVINO accepts "
-        "what the target would not say)."
+        f"{found['machine']['cpu']}, {plan['threads']} threads, {found['date']}. Means over GSM8K, HumanEval and Alpaca, "
+        f"{plan['prompts']} unseen prompts each ({plan['other_prompts']} for the others), up to {plan['tokens']} tokens, "
+        "reading the prompt included; of several settings the best on these very prompts. -: not lossless (vLLM's issue 55005; "
+        "OpenVINO accepts what the target would not say)."
     )
     return "\n".join([*lines, "", *textwrap.wrap(told, 132)])
 
@@ -68,7 +79,7 @@ def speed(cells: Sequence[Cell], engine: str, setting: str) -> float:
 
 
 def written(text: str, table: str) -> str:
-    """The README with this table between the marks."""
+    """A page with this table between the marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
@@ -78,15 +89,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
-    results = ROOT / "benchmarks/results/smollm2_pair.json"
-    found = table(json.loads(results.read_text(encoding="utf-8")))
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        sys.exit(f"README.md has no place for the table: it goes between {BEGIN} and {END}")
-    if is_check:
-        sys.exit(0 if written(text, found) == text else "README.md has another table than the results give")
-    readme.write_text(written(text, found), encoding="utf-8")
+    measured = [(RESULTS / name, title) for name, title in PAIRS.items() if (RESULTS / name).exists()]
+    for place, (results, title) in zip(PLACES, measured, strict=False):
+        page = ROOT / place
+        text, found = page.read_text(encoding="utf-8"), table(json.loads(results.read_text(encoding="utf-8")), title)
+        if BEGIN not in text or END not in text:
+            sys.exit(f"{place} has no place for the table of {results.name}: it goes between {BEGIN} and {END}")
+        if not is_check:
+            page.write_text(written(text, found), encoding="utf-8")
+        elif written(text, found) != text:
+            sys.exit(f"{place} has another table than {results.name} gives")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,12 @@ from specdecpp.testing import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import front  # pyright: ignore[reportMissingImports]
 import identity  # pyright: ignore[reportMissingImports]
 from peers import cells  # pyright: ignore[reportMissingImports]
 from peers.cells import Cell, Setting  # pyright: ignore[reportMissingImports]
-from peers.plan import SMOLLM2, Plan, settings, workers  # pyright: ignore[reportMissingImports]
+from peers.plan import QWEN_CODER, SMOLLM2, Plan, settings, workers  # pyright: ignore[reportMissingImports]
+from realpair.log import Log  # pyright: ignore[reportMissingImports]
 
 
 def test_the_benchmark_of_identity_knows_every_rule() -> None:
@@ -82,26 +84,36 @@ def test_every_engine_is_measured_on_packed_weights(pair: str, dtype: str):
 
 
 def test_a_cell_compares_with_the_target_and_with_the_others_at_their_best():
-    """Catches a ratio upside down, a setting that is not the other engine's best, and prompts that only one answered."""
+    """Catches a ratio upside down, a setting that is not the other engine's best, prompts that only one answered, and an engine
+    that is compared with ours of another run."""
     ours, alone = (Setting(engine="ours", name=name) for name in (cells.DEFAULT, cells.ALONE))
     slow, best = (Setting(engine="llama.cpp", name=name) for name in ("target alone", "n-max 2"))
+    later = Setting(engine="vllm", name="target alone")
     runs = {
         ours: [(10, 1.0, 5), (10, 1.0, 5), (10, 8.0, 5)],
         alone: [(10, 2.0, 10), (10, 2.0, 10), (10, 16.0, 10)],
         slow: [(10, 8.0, 10), (10, 8.0, 10)],
         best: [(10, 4.0, 5), (10, 4.0, 5)],
     }
-    found = cells.row(Cell(dataset="gsm8k", temperature=0.7, top_p=0.9, runs=runs), SimpleNamespace(prompts=3, other_prompts=2))
+    runs_later = {ours: [(10, 2.0, 5)], alone: [(10, 4.0, 10)], later: [(10, 6.0, 0)]}
+    found = cells.row([Cell(dataset="gsm8k", temperature=0.7, top_p=0.9, runs=of) for of in (runs_later, runs)])
     assert found["default_over_target"][0] == 2.0
-    assert found["others"] == {"llama.cpp": {"default_over": 4.0, "best": "n-max 2"}}
-    assert [of["tokens_per_round"] for of in found["rows"]] == [2.0, 1.0, 1.0, 2.0]
+    assert found["others"] == {
+        "vllm": {"default_over": 3.0, "best": "target alone", "default_beside": 5.0},
+        "llama.cpp": {"default_over": 4.0, "best": "n-max 2", "default_beside": 10.0},
+    }
+    assert [(of["engine"], of["tokens_per_round"]) for of in found["rows"]] == [
+        *(("ours", 2.0), ("ours", 1.0), ("vllm", None), ("llama.cpp", 1.0), ("llama.cpp", 2.0))
+    ]
 
 
-def test_every_engine_is_asked_alike():
-    """Catches an engine with another top_p or end, one that is not asked, and drawn tokens of those that write others."""
+def _asked(pair: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """The requests that every worker gets."""
     asked: dict[str, list[Any]] = defaultdict(list)
 
     class Own:
+        pair = SimpleNamespace(ends=(0, 2), head="a head", target_fingerprint="p", draft_fingerprint="q", backends="none")
+
         def run(self, request: Any) -> Any:
             asked["ours"].append(request)
             return SimpleNamespace(tokens=[1, 2], steps=1)
@@ -114,16 +126,50 @@ def test_every_engine_is_asked_alike():
             asked[self.name].append(request)
             return {"tokens": [1, 2], "seconds": 0.5, "steps": 1}
 
-    names = {worker for of in cells.OTHERS.values() for worker, _ in of.values()}
+    own: Any = Own()
+    others = [Setting(engine=engine, name=name) for engine, of in cells.OTHERS.items() for name in of]
+    others = [of for of in others if of.name not in cells.LEFT_OUT[pair]]
+    names = {cells.OTHERS[of.engine][of.name][0] for of in others}
     assert names <= workers(names).keys()
-    engines = {"ours": Own(), **{name: Other(name) for name in names}}
-    given = SimpleNamespace(tokens=7, other_prompts=1)
-    found = cells.measured(engines, list(cells.OTHERS), "gsm8k", [[1], [2]], [0, 2], given)
-    for name, requests in asked.items():
-        timed = [request for request in requests if request.max_tokens == 7]
-        drawn = {(0.0, 1.0)} if name in ("openvino", "vllm, K = 1", "vllm, K = 2") else {*cells.SAMPLINGS}
+    monkeypatch.setattr(cells, "prompts", lambda *_: {name: [[1], [2]] for name in cells.BENCHMARKS})
+    monkeypatch.setattr(cells, "encode", lambda _, prompt: prompt)
+    args: Any = SimpleNamespace(pair=pair, prompts=2, other_prompts=1, tokens=70, data=None, ours=None, threads=2, backend=None)
+    cells.answers(log, {"ours": own, **{name: Other(name) for name in names}}, others, args)
+    log.add(pair=pair, part="sitting", setting=cells._sitting(others), about={"versions": {}, "missing": {}})
+    assert cells.told(log, own.pair, 0.1, args)["plan"]["other_prompts"] == 1
+    return asked
+
+
+@pytest.mark.parametrize("pair", [SMOLLM2, QWEN_CODER])
+def test_every_engine_is_asked_alike(pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Catches an engine with another top_p or end, one that is not asked, drawn tokens of those that write others, and answers
+    that are asked again after a kill."""
+    log = Log(tmp_path / "log.jsonl")
+    for name, requests in _asked(pair, log, monkeypatch).items():
+        timed = [request for request in requests if request.max_tokens == 70]
+        drawn = {(0.0, 1.0)} if name in ("openvino", "vllm, K = 1", "vllm, K = 2") else {*cells.SAMPLINGS[pair]}
         assert {(request.temperature, request.top_p) for request in timed} == drawn
         assert not any(request.ignore_eos or request.ends != [0, 2] for request in requests)
-    for cell in found:
-        nums = {setting.engine: len(runs) for setting, runs in cell.runs.items()}
+        assert {request.seed for request in timed} == ({0} if name == "ours" else {1})
+    for sampling in cells.SAMPLINGS[pair]:
+        sitting = "ours, llama.cpp, openvino, transformers, vllm"
+        nums = {of.engine: len(runs) for of, runs in cells.cell_of(log, pair, sitting, "gsm8k", *sampling).runs.items()}
         assert nums == {"ours": 2, **dict.fromkeys(cells.OTHERS, 1)}
+    assert not _asked(pair, Log(log.path), monkeypatch)
+
+
+def test_the_table_of_the_readme_takes_the_best_and_leaves_out_who_was_not_asked():
+    """Catches a row of dashes, the rule's old name and a setting that is not the best."""
+    rows = [("ours", "target", 2.0), ("ours", "fixed:1", 3.0), ("ours", "fixed:4", 4.0), ("ours", "default", 5.0)]
+    rows += [("openvino", "target alone", 1.0)]
+    cell = {"temperature": 0, "top_p": 1, "default_over_target": [2.5]}
+    cell["rows"] = [{"engine": e, "setting": name, "tokens_per_second": [rate]} for e, name, rate in rows]
+    plan = {"prompts": 2, "other_prompts": 1, "tokens": 8, "threads": 2}
+    lines = front.table({"cells": [cell], "plan": plan, "machine": {"cpu": "a"}, "date": "today"}, "Two files").splitlines()
+    assert lines[0].startswith("Two files")
+    assert lines[4:8] == [
+        "| OpenVINO: no draft / the same draft | 1 / - |",
+        "| ours, no draft | 2 |",
+        "| ours, best fixed K | 4 |",
+        "| **ours, the default rule** | 5 |",
+    ]

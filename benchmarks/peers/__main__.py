@@ -13,13 +13,13 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from peers import environments as env
-from peers.plan import SMOLLM2, Plan
+from peers.plan import QWEN_CODER, SMOLLM2, Plan
 from peers.provenance import provenance
 from peers.report import markdown
 from peers.rows import Row, rows_of
@@ -84,19 +84,27 @@ def _plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def prepare(names: Sequence[str], *, smollm2: Path | None = None, has_heads: bool = True) -> dict[str, str]:
+def prepare(
+    names: Sequence[str],
+    *,
+    smollm2: Path | None = None,
+    has_heads: bool = True,
+    engines: Collection[str] = ("llama.cpp", "openvino"),
+) -> dict[str, str]:
     """Make what is not there; what could not be made, and why. Ours and our own pairs must be.
 
     Raises `CannotMakeError`, also where SmolLM2 is the only pair and cannot be had.
     """
     missing: dict[str, str] = {}
     env.make_torch()
-    if own := [name for name in names if name != SMOLLM2]:
+    if own := [name for name in names if name not in (SMOLLM2, QWEN_CODER)]:
         env.make_pairs(own, has_heads=has_heads)
     steps: dict[str, tuple[Callable[[], None], ...]] = {
         "llama.cpp": (env.make_llama,),
         "openvino": (env.make_openvino, lambda: env.export_pairs([name for name in names if name not in missing])),
+        "vllm": (env.make_vllm,),
     }
+    steps = {name: makes for name, makes in steps.items() if name in engines}
     if SMOLLM2 in names and own:
         steps = {SMOLLM2: (lambda: env.make_smollm2(SMOLLM2, smollm2),), **steps}
     elif SMOLLM2 in names:

@@ -141,13 +141,9 @@ def prepared(pairs: list[str]) -> dict[str, str]:
     """Makes what is not there; the workers that could not be made, and why."""
     from peers.__main__ import prepare
 
-    missing = prepare(tuple(pairs), has_heads=False)
+    missing = prepare(tuple(pairs), has_heads=False, engines=("llama.cpp", "openvino", "vllm"))
     if "openvino" in missing:
         missing["openvino batching"] = missing.pop("openvino")
-    try:
-        env.make_vllm()
-    except env.CannotMakeError as error:
-        missing["vllm"] = str(error)
     return missing
 
 

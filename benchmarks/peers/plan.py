@@ -55,7 +55,7 @@ class Plan:
         return cls(prompts={"reference": 1}, cycles=1, tokens=24, stages=stages)
 
 
-SMOLLM2 = "smollm2"
+SMOLLM2, QWEN_CODER = "smollm2", "qwen_coder"
 
 
 def _stages(pair: str) -> tuple[Stage, ...]:

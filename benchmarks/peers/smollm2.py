@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,16 +46,13 @@ def prepare(folder: Path, names: shipped.Names) -> None:
     shutil.copyfile(names.target, target)
     shutil.copyfile(names.draft, draft)
     shutil.copytree(names.head, folder / "head-q4_1")
-    tokenizer = GGUF(target).tokenizer()
+    precision = gguf_writing.Precision.bf16
     for path, role in ((target, "target"), (draft, "draft")):
-        model = GGUF(path, dtype=torch.bfloat16).model
-        model.save_pretrained(folder / role)
-        tokenizer.save_pretrained(folder / role)
-        precision = gguf_writing.Precision.bf16
+        model, tokenizer = checkpoint(path, folder / role)
         gguf_writing.write(model, tokenizer, folder / f"{role}-{precision}.gguf", precision=precision, name=role)
     models = [GGUF(path).model for path in (target, draft)]
     rounded = GGUF(target, dtype=torch.bfloat16).model.float()
-    prompts = [as_ids(tokenizer, prompt) for prompt in PROMPTS]
+    prompts = [as_ids(GGUF(target).tokenizer(), prompt) for prompt in PROMPTS]
     found = {
         "num_parameters": [sum(p.numel() for p in model.parameters()) for model in models],
         "num_bytes": {
@@ -66,6 +64,15 @@ def prepare(folder: Path, names: shipped.Names) -> None:
         "acceptance": [round(acceptance(models[0], models[1], prompts, temperature), 3) for temperature in (0.0, 1.0)],
     }
     (folder / "pair.json").write_text(json.dumps(found) + "\n")
+
+
+def checkpoint(path: Path, out: Path) -> tuple[Any, Any]:
+    """Writes the values of a file, rounded to bfloat16, as a checkpoint, the tokenizer last; both."""
+    source = GGUF(path, dtype=torch.bfloat16)
+    model, tokenizer = source.model, source.tokenizer()
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return model, tokenizer
 
 
 def _read_bytes(path: Path) -> int:

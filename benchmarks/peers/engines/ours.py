@@ -1,6 +1,6 @@
 """Ours, through the public API: `load_pair`, `Decoder`. The argument is the backend.
 
-Settings: {"policy": "fixed:4"}, in the words of the command line.
+Settings: {"policy": "fixed:4"}, in the words of the command line, or "default". The seed 0 is none.
 """
 
 import sys
@@ -10,14 +10,14 @@ from typing import Any
 
 from peers.protocol import Answer, Load, Request, serve
 
-FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "q4_1"}
+FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "q4_1", "q4_k_m": "q4_k_m"}
 
 
 class Ours:
-    """A pair under one backend, and a decoder per setting."""
+    """A pair under one backend (None: that of `load_pair`), with a head that lies elsewhere, and a decoder per setting."""
 
-    def __init__(self, backend: str):
-        self.backend = backend
+    def __init__(self, backend: str | None = None, head: Path | None = None):
+        self.backend, self.head = backend, head
 
     def load(self, load: Load) -> dict[str, str]:
         import torch
@@ -28,7 +28,7 @@ class Ours:
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(load.threads)
         names = "head", f"head-{FILES[load.dtype]}"  # of all forms of the draft, or of this one
-        head = next((folder for name in names if (folder := Path(load.folder, name)).exists()), None)
+        head = self.head or next((folder for name in names if (folder := Path(load.folder, name)).exists()), None)
         versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
         dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
         if self.backend == "llama.cpp":
@@ -52,7 +52,8 @@ class Ours:
             max_tokens=request.max_tokens,
             temperature=request.temperature,
             top_p=request.top_p,
-            seed=request.seed,
+            top_k=0,
+            seed=request.seed or None,
             ignore_eos=request.ignore_eos,
         )
         found = out.metrics
@@ -80,7 +81,8 @@ class Ours:
         from specdecpp.policy_spec import parse_policy
 
         if policy not in self.decoders:
-            self.decoders[policy] = sd.Decoder(self.pair, policy=parse_policy(policy).build(self.pair.head), reuses=False)
+            rule = None if policy == "default" else parse_policy(policy).build(self.pair.head)
+            self.decoders[policy] = sd.Decoder(self.pair, policy=rule, reuses=False)
         return self.decoders[policy]
 
 
