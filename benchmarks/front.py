@@ -3,8 +3,8 @@
     python benchmarks/front.py            # writes it between the marks in README.md
     python benchmarks/front.py --check    # says whether it is there
 
-`qwen_coder_pair.json` is what `python -m peers.cells` measured of a pair that people have; then the table of
-`smollm2_pair.json` stands in docs/results.md, between the same marks. Without it the README has SmolLM2's.
+`qwen_coder_pair.json` is what `python -m peers.cells` measured of a pair that people have: the README's table. That of
+`smollm2_pair.json` stands in results/smollm2_pair.md.
 """
 
 import argparse
@@ -38,7 +38,7 @@ PAIRS = {
     "qwen_coder_pair.json": "Qwen2.5-Coder-Instruct 1.5B with the .5B as its draft, two files in Q4_K_M",
     "smollm2_pair.json": "SmolLM2-135M-Instruct's own file (Q4_1) with the draft that ships",
 }
-PLACES = "README.md", "docs/results.md"
+PLACES = "README.md", "benchmarks/results/smollm2_pair.md"
 Cell = dict[str, Any]
 
 
