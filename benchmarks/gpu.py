@@ -277,7 +277,9 @@ def draft_step_of(session: Session) -> Callable[[], None]:
 
     @torch.inference_mode()
     def step() -> None:
-        cache.record.order.copy_(order)  # the number of the draft token, and the place in the text: written over, then let go
+        cache.record.each[0].order.copy_(
+            order
+        )  # the number of the draft token, and the place in the text: written over, then let go
         cache.inputs[:1].zero_()
         read()
         note()
