@@ -158,7 +158,7 @@ class DeviceSteps:
         """Have the models read all but the last tokens; what the device is told of the step."""
         tokens, limit, is_greedy = plan.tokens, plan.decision.limit, self._sampling.is_greedy
         rule: Any = plan.decision.rule
-        least = [*rule.thresholds(limit), *[torch.inf] * MOST][: MOST + 1]
+        least = [*rule.thresholds(limit), *[torch.inf] * (MOST + 1)][: MOST + 1]
         draws, tests = ([], []) if is_greedy else (self._uniforms[0].peek(limit), self._uniforms[1].peek(limit + 1))
         numbers = [1.0, *(rule.score or (0.0, 1.0)), *least, *draws, *[0.0] * (MOST - len(draws)), *tests]
         if unread := tokens[self.target.length : -1]:
