@@ -128,9 +128,9 @@ class _Step:
         self._propose()
         marks.append(self._mark(enable_timing=True))
         drafted, drafting_s = perf_counter(), self._recording_s - recorded_s
-        for turn, told, record in zip(self._turns, self._mirror.tolist(), self._records.each, strict=False):
+        for turn, mirror, record in zip(self._turns, self._mirror, self._records.each, strict=False):
             if turn.steps.drops and 0 < turn.num < turn.limit:
-                turn.drop(told[: turn.num], record)
+                turn.drop(mirror[: turn.num].tolist(), record)
         width = bucket(max(turn.num for turn in self._turns) + 1)
         self._verify(width)
         if self._stream is not None:
