@@ -163,7 +163,7 @@ class DeviceSteps:
         numbers = [1.0, *(rule.score or (0.0, 1.0)), *least, *draws, *[0.0] * (MOST - len(draws)), *tests]
         if unread := tokens[self.target.length : -1]:
             self.target.extend(unread, rows=1)
-        whole, unread = [0, 0, 1, 0, 0, 0], []
+        whole, unread = [0, 1, 1, 0, 0, 0], []
         if least[0] <= 1.0:
             unread = tokens[self.draft.length :]
             if len(unread) > 2:

@@ -23,6 +23,8 @@ _ACTIVATED = 1024
 """Outputs of a program of `products.activate`."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _Tables = list[tuple[Tensor, Tensor]]
+_Where = tuple[Tensor, Tensor, Tensor | None]
+"""Keys and values of a layer, and the places of slots."""
 
 
 @dataclass(slots=True)
@@ -68,8 +70,8 @@ class FusedModel(LeanModel):
         self._settle(rows, self._embedding, tokens=tokens)
         for i, layer in enumerate(self._layers):
             where = keys[i], values[i], None if places is None else places[i]
-            queries = self._queries(rows, layer, start, tables[layer.view], *where)
-            mixed = self._mixed(queries, layer, start, span, *where)
+            queries = self._queries(rows, layer, start, tables[layer.view], where)
+            mixed = self._mixed(queries, layer, start, span, where)
             self._add("out", rows, mixed, layer.out, layer.out_norm, layer.mlp_norm)
             gated = self._through_gate(rows, layer.gate_up)
             last = i + 1 == len(self._layers)
@@ -93,16 +95,10 @@ class FusedModel(LeanModel):
         rows.squares = None
 
     def _queries(
-        self,
-        rows: _Stream,
-        layer: _Layer,
-        start: Tensor,
-        tables: tuple[Tensor, Tensor],
-        keys: Tensor,
-        values: Tensor,
-        places: Tensor | None,
+        self, rows: _Stream, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], where: _Where
     ) -> Float[Tensor, "n heads size"]:
         """Queries, turned; keys and values are put into the cache."""
+        keys, values, places = where
         n, size, heads, kv, capacity = len(rows.x), self._head_size, self._heads, self._kv_heads, keys.shape[1]
         width = n // len(start)
         queries = rows.x.new_empty(n, heads, size)
@@ -121,18 +117,9 @@ class FusedModel(LeanModel):
         self._launch("rotate", self.kernels.rotate, grid, *tensors, *numbers, META=meta, num_warps=1)
         return queries
 
-    def _mixed(
-        self,
-        queries: Tensor,
-        layer: _Layer,
-        start: Tensor,
-        span: int,
-        keys: Tensor,
-        values: Tensor,
-        places: Tensor | None,
-    ) -> Float[Tensor, "n E"]:
+    def _mixed(self, queries: Tensor, layer: _Layer, start: Tensor, span: int, where: _Where) -> Float[Tensor, "n E"]:
         """Attention to the text up to each row."""
-        kernels, (n, _, size), meta = self.kernels, queries.shape, self._row_meta(queries.shape[2])
+        (keys, values, places), kernels, (n, _, size), meta = self.kernels, queries.shape, self._row_meta(queries.shape[2])
         kv, groups = self._kv_heads, self._heads // self._kv_heads
         width, most = n // len(start), span // kernels.POSITIONS.value
         blocks = len(start) * -(-width * groups // kernels.ROWS.value)

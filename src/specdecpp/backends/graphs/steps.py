@@ -48,7 +48,7 @@ class Records:
         """Begin steps: sheets of (whole, real) numbers to the device, without waiting. Slots behind them stand still."""
         numbers = self._mirror.numpy()
         numbers[len(told) :, :_WHOLE] = 0
-        numbers[len(told) :, 1] = 1
+        numbers[len(told) :, 1:3] = 1
         for line, (whole, real) in zip(numbers, told, strict=False):
             line[: len(whole)] = whole
             line[_WHOLE : _WHOLE + len(real)].view("f8")[:] = real

@@ -97,7 +97,6 @@ class _After:
             record.rest()
 
 
-@torch.inference_mode()
 def together(turns: Sequence[Turn]) -> list[tuple[Turn, Result]]:
     """Results of steps that have begun, in some order. Seconds are shared by the rows that were read."""
     return _Step(turns).run()
@@ -121,8 +120,8 @@ class _Step:
     def _recording_s(self) -> float:
         return self._target.recording_s + self._draft.recording_s
 
+    @torch.inference_mode()
     def run(self) -> list[tuple[Turn, Result]]:
-        """Draft and verify."""
         recorded_s, started = self._recording_s, perf_counter()
         marks = [self._mark(enable_timing=True)]
         self._propose()
@@ -141,11 +140,9 @@ class _Step:
         num_read = sum(turn.num_unread + turn.num for turn in self._drafting) or 1
         num_tested = sum(turn.num + 1 for turn in self._turns)
         results = []
-        for i, (turn, told, outcome) in enumerate(
-            zip(self._turns, self._mirror.tolist(), self._outcomes.tolist(), strict=False)
-        ):
-            slot, record = self._target.slot(i, width), self._records.each[i]
-            result = turn.steps.result(turn, told[: turn.num_drawn], outcome, record, slot)
+        for i, turn in enumerate(self._turns):
+            told, outcome = self._mirror[i, : turn.num_drawn].tolist(), self._outcomes[i].tolist()
+            result = turn.steps.result(turn, told, outcome, self._records.each[i], self._target.slot(i, width))
             result.draft_s = draft_s * (turn.num_unread + turn.num) / num_read if turn.num_unread else 0.0
             result.verify_s, result.once_s = verify_s * (turn.num + 1) / num_tested, once_s / len(self._turns)
             results.append((turn, result))
@@ -212,9 +209,12 @@ class _Step:
         launches = launches_over(cache, 1 if is_draft else WIDTHS[-1], self._draft, self._target)
         programs = []
         for way, run in groupby(range(len(turns)), key=lambda i: turns[i].way):
-            slots = list(run)
-            work = _After(cache, self._records, launches, width, slots[0], slots[-1], way, is_draft)
-            key = ("draft" if is_draft else "verdict", width, slots[0], slots[-1], way, self._records, launches)
+            first, *more = run
+            last = more[-1] if more else first
+            if last + 1 == len(turns):  # idle slots draw nothing, and nobody reads their verdicts
+                last = num_slots(len(turns)) - 1
+            work = _After(cache, self._records, launches, width, first, last, way, is_draft)
+            key = ("draft" if is_draft else "verdict", width, first, last, way, self._records, launches)
             programs.append(cache.program(key, work, reset=work.rest))
         return programs
 
