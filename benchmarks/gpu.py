@@ -1,6 +1,7 @@
 """Decoding on a GPU: what a draft step, a pass and a step take, beside what the memory allows and what transformers does.
 
     python benchmarks/gpu.py                              # one GPU, under nine minutes; writes benchmarks/results/gpu.json
+    python benchmarks/gpu.py --stages together --pairs 1b # requests that share passes
     python benchmarks/gpu.py --device cpu --tiny          # the same stages on toy models, to see that they work
 
 On a CPU nothing is recorded: what it prints there says nothing about speed.
@@ -21,11 +22,13 @@ Stages, for each pair in turn. Every figure is written as soon as it is there, s
                 device by the default rule and by fixed lengths, the same backend with the host's loop, the lean
                 and the eager backend, transformers' assisted generation, and the target alone by graphs, by transformers,
                 and by transformers with a static cache and torch.compile; `first_s` is the first answer, with all recordings
+    together    tokens per second of 1, 2, 4 and 8 requests whose steps share passes, and of as many one after the other
 
 A stage for which there is no time left (`--budget`) is left out, and the result says so.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -52,6 +55,7 @@ from specdecpp.decoder import encode, finished, run
 from specdecpp.policies.head import costs_for
 from specdecpp.policies.learning import Experience
 from specdecpp.sampling import streams
+from specdecpp.scheduler import step as step_of_all
 from specdecpp.session import Session
 from specdecpp.step import Host
 from specdecpp.testing import practice_prompts
@@ -277,7 +281,9 @@ def draft_step_of(session: Session) -> Callable[[], None]:
 
     @torch.inference_mode()
     def step() -> None:
-        cache.record.order.copy_(order)  # the number of the draft token, and the place in the text: written over, then let go
+        cache.record.each[0].order.copy_(
+            order
+        )  # the number of the draft token, and the place in the text: written over, then let go
         cache.inputs[:1].zero_()
         read()
         note()
@@ -447,6 +453,30 @@ def speed(result: Result, models: Models, pairs: dict[str, sd.Pair], *, num_toke
             result.add("speed", models.name, **of, left_out=f"{type(error).__name__}: {error}"[:300])
 
 
+def together(result: Result, models: Models, pair: sd.Pair, *, num_tokens: int, cycles: int) -> None:
+    """Requests of one length each, in the same steps and one after the other; the median of runs behind a first one."""
+    for rule, (how, sampling) in itertools.product((sd.Fixed(k=K), sd.CumulativeConfidence()), SAMPLINGS.items()):
+        for num in (1, 2, 4, 8):
+
+            def begun(num: int = num, rule: sd.Policy = rule, sampling: sd.Sampling = sampling) -> list[Session]:
+                return [start(models, pair, rule, sampling=sampling, max_tokens=num_tokens) for _ in range(num)]
+
+            row: dict[str, Any] = {"requests": num, "rule": str(rule), "sampling": how}
+            for name, taken in (("together", lambda some: [some]), ("in_turn", lambda some: [[one] for one in some])):
+                rates = []
+                for _ in range(cycles + 1):
+                    sessions = begun()
+                    settle(models.device)
+                    began = time.perf_counter()
+                    for group in taken(sessions):
+                        while on := [one for one in group if one.finish_reason is None]:
+                            if failed := [outcome for outcome in step_of_all(on) if isinstance(outcome, Exception)]:
+                                raise failed[0]
+                    rates.append(num * num_tokens / (time.perf_counter() - began))
+                row[name] = round(statistics.median(rates[1:]), 1)
+            result.add("together", models.name, **row)
+
+
 def ms(seconds: float) -> float:
     return round(1e3 * seconds, 4)
 
@@ -456,6 +486,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy models and few tokens: to try the stages")
     parser.add_argument("--pairs", default="reference,1b,8b")
+    parser.add_argument("--stages", default="steps,waits,speed,together")
     parser.add_argument("--cycles", type=int, default=2, help="runs of every engine under every sampling")
     parser.add_argument("--budget", type=float, default=480.0, help="seconds after which nothing new is begun")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
@@ -472,7 +503,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     rate = bandwidth(device, 2**20 if args.tiny else 2**30)
     result.add("memory", "", gigabytes_per_second=round(rate / 1e9, 1))
-    names = args.pairs.split(",")
+    names, stages = args.pairs.split(","), args.stages.split(",")
     for place, name in enumerate(names, 1):
         result.share = place / len(names)  # what one pair leaves goes to the next
         if result.left_s < 0:
@@ -481,9 +512,15 @@ def main(arguments: list[str] | None = None) -> None:
         models = reference(args.device) if name == "reference" else correlated(name, args.device, is_tiny=args.tiny)
         result.add("pair", name, **models.about)
         pairs = pairs_of(models)
-        steps(result, models, pairs["graphs"], rate, 3 if args.tiny else 200)
-        waits(result, models, pairs["graphs"])
-        speed(result, models, pairs, num_tokens=8 if args.tiny else 96, cycles=1 if args.tiny else args.cycles)
+        size = {"num_tokens": 8 if args.tiny else 96, "cycles": 1 if args.tiny else args.cycles}
+        if "steps" in stages:
+            steps(result, models, pairs["graphs"], rate, 3 if args.tiny else 200)
+        if "waits" in stages:
+            waits(result, models, pairs["graphs"])
+        if "together" in stages:
+            together(result, models, pairs["graphs"], **size)
+        if "speed" in stages:
+            speed(result, models, pairs, **size)
         del models, pairs
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -126,6 +126,18 @@ def dropped(place: Place) -> str:
     return "seven sessions"
 
 
+def several(place: Place) -> str:
+    """Requests that share passes: eight texts of different lengths, greedy, and what the target says alone."""
+    pair, plain = growing_pairs(place)
+    texts = [TEXT[:n] for n in (20, 3, 400, 1, 60, 200, 1500, 9)]
+    own = [out.tokens for out in sd.Decoder(pair, policy=CumulativeConfidence()).generate_all(texts, **OPTIONS)]
+    alone = sd.Decoder(plain, policy=Fixed(k=0))
+    same = sum(tokens == alone.generate(text, **OPTIONS).tokens for tokens, text in zip(own, texts, strict=True))
+    if same < len(texts):
+        raise RuntimeError(f"{len(texts) - same} of {len(texts)} answers are not those of the target alone")
+    return f"{len(texts)} requests"
+
+
 # --- Python ----------------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +211,7 @@ QUICK = ("--num", "2", "--max-tokens", "16")
 LINES: dict[str, Line] = {
     "caches that grow": growth,
     "sessions that are dropped": dropped,
+    "several requests in a pass": several,
     "load_pair(device=)": loaded(),
     'load_pair(device=, backend="lean")': loaded("lean"),
     'load_pair(device=, backend="eager")': loaded("eager"),

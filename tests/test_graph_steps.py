@@ -83,7 +83,7 @@ def test_steps_queued_behind_a_stop_leave_no_trace(policy: str, two: Models, mon
             streams[0].points, streams[1].points = drawn, list(tests)
             made = one_step(request, context)
             cache: Any = request.draft.static  # pyright: ignore[reportAttributeAccessIssue]
-            record, k = cache.record, made.num_drafted
+            record, k = cache.record.each[0], made.num_drafted
             left = [record.order, record.evidence, record.line[: k + 1], record.records[:k], record.rows[:k], cache.inputs[:2]]
             said = made.tokens, made.num_accepted, made.next_token, made.stop, made.q, made.judged
             found.append((said, [tensor.tolist() for tensor in left]))

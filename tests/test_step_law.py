@@ -186,8 +186,10 @@ CASES = [
         for case in itertools.product(RULES, ("token", "block"), ("warm",))
     ),
     *(
-        pytest.param("native", lambda name=name: BATCHES[name], num, id=f"native: {name}", marks=needs_compiler)
+        pytest.param(kind, lambda name=name: BATCHES[name], num, id=f"{kind}: {name}", marks=marks)
+        for kind, marks in (("native", needs_compiler), ("device", ()))
         for name, num in {"two alike": 1, "two, ragged": 6, "three alike": 1, "three of all kinds": 2}.items()
+        if (kind, name) != ("device", "two alike")
     ),
 ]
 

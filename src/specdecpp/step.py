@@ -134,6 +134,8 @@ class Engine(Protocol):
 
     has_batches: bool
     """True where several plans take less than one after the other, and prompts can be read beside them."""
+    reads_alone: bool
+    """True where prompts gain nothing by that: of them one is read in a step."""
 
     def refusal(self, request: Request) -> str | None:
         """Reason why the steps of this request cannot be run here; None where they can."""
@@ -235,7 +237,7 @@ class Draft:
 class Host:
     """Takes every request: the specification, run as it stands."""
 
-    has_batches = False
+    has_batches = reads_alone = False
     # torch gives a row other bits in a product with more rows, on a CPU as on a GPU (LOG.md): decoded together, what an answer
     # says would depend on who else is there.
 

@@ -35,7 +35,7 @@ FEW = 8
 class Copying:
     """Takes requests whose draft is a `SuffixDrafter`, over any target; one after the other."""
 
-    has_batches = False
+    has_batches = reads_alone = False
 
     def refusal(self, request: Request) -> str | None:
         """Reason why a request cannot be run here; None where it can."""

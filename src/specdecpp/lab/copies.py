@@ -128,7 +128,7 @@ class Either:
     """Runs the steps of `WithCopies`. Each request is two, with the same target: one over an index of its text and one over
     its draft model, which reads what copies have brought when it is next asked."""
 
-    has_batches = False
+    has_batches = reads_alone = False
 
     def __init__(self) -> None:
         self._host = Host()

@@ -17,7 +17,7 @@ from distributions import largest_difference
 from integration import Distribution, Given, compared, completed, outcomes
 
 from specdecpp.backends.graphs.launches import RowKernels
-from specdecpp.backends.graphs.steps import DeviceRecord
+from specdecpp.backends.graphs.steps import Records
 from specdecpp.policies import score
 from specdecpp.policies.protocol import Evidence
 from specdecpp.sampling import Sampling, inverted, penalised, probabilities, seen_rows
@@ -41,7 +41,7 @@ def record_of(vocab_size: int) -> Any:
     """What a step is written down in, under a rule that lets everything pass."""
     body: Any = SimpleNamespace(_embedding=torch.zeros(0), vocab_size=vocab_size)
     cache: Any = SimpleNamespace(device=torch.device(DEVICE), body=body)
-    record = DeviceRecord(cache)
+    record = Records(cache).each[0]
     record.rest()
     record.evidence.fill_(1)
     record.score.copy_(torch.tensor([0.3, 1.4]))

@@ -112,6 +112,37 @@ def test_long_texts_are_put_together_from_portions(
             torch.testing.assert_close(backend.extend(text[length:], rows=5)[0], expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("variant", "sizes"), [("mistral-window", {}), ("qwen3", {}), ("llama", WIDE_HEADS)])
+def test_several_sequences_in_one_pass(variant: str, sizes: dict[str, int]) -> None:
+    """Catches a slot that reads or writes another's keys, positions of another row, and portions put together across slots:
+    texts and caches of different sizes, by the launch that turns and by the one behind torch's product."""
+    sizes = sizes | {"max_position_embeddings": 1024, "num_hidden_layers": 1}
+    with unchecked():
+        both = [kind(built(variant, **sizes).to(DEVICE), probe=False) for kind in (GraphModel, LeanModel)]
+        for lengths, more in (((300, 3, 40), (1, 2, 3)), ((1, 7), (1, 1))):
+            made = []
+            for model in both:
+                caches = [model.new_cache() for _ in lengths]
+                for cache, n in zip(caches, lengths, strict=True):
+                    model.read(cache, noise(n), rows=1)
+                made.append(model.forward([(c, noise(9)[-n:]) for c, n in zip(caches, more, strict=True)], rows=1))
+            for own, expected in zip(*made, strict=True):
+                torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
+        assert [key[0] for key in both[0].slots._programs] == ["pass"] * 2
+
+
+def test_requests_together_say_what_they_say_alone() -> None:
+    """Catches draws and verdicts over rows of another slot, in memory that slots share."""
+    target = tiny_model("llama", vocab_size=64, seed=1, num_hidden_layers=1, max_position_embeddings=512)
+    own = [GraphModel(m.to(DEVICE), probe=False) for m in (target, tiny_draft(target, noise=0.4))]
+    decoder = sd.Decoder(sd.Pair(target=own[0], draft=own[1], tokenizer=tiny_tokenizer()), policy=sd.CumulativeConfidence())
+    options = {"max_tokens": 5, "ignore_eos": True, "seed": 3, "top_p": 0.9}
+    with unchecked():
+        together = decoder.generate_all([[3, 5, 2], [9]], **options)
+        assert [out.tokens for out in together] == [decoder.generate(p, **options).tokens for p in ([3, 5, 2], [9])]
+    assert {key[0] for key in own[0].slots._programs} == {"pass", "verdict"}
+
+
 def test_what_was_forgotten_and_what_was_padded_leaves_no_trace() -> None:
     """Catches a padded row that is seen and a forgotten one that is. The same call then gives the same bits."""
     with unchecked():

@@ -87,45 +87,46 @@ def _rehearse(work: Program, reset: Callable[[], object]) -> None:
     reset()
 
 
-class StaticCache:
-    """Keys and values [kv heads, capacity, head size] of every layer, and the programs that were recorded over them. Where a
-    pass starts is an argument on the device; the length of the text is its `GraphCache`'s."""
+class Recorder:
+    """Programs that were recorded over the inputs and outputs of a model's passes, of `num` sequences at most."""
 
-    def __init__(self, body: LeanModel):
+    def __init__(self, body: LeanModel, num: int = 1):
         self.body, self.device = body, body.device
-        self.record: Any = None  # `steps.DeviceRecord`, made by the first step
+        self.record: Any = None  # `steps.DeviceRecord`, or its `Records`, made by the first step
         self.launches: dict[int, Any] = {}  # `launches.RowKernels`, likewise
         self.recording_s = 0.0  # seconds of recording so far
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens
         like = body._embedding
-        self.hidden = like.new_zeros(WIDTHS[-1], body.hidden_size)
-        self.logits = like.new_zeros(WIDTHS[-1], body.vocab_size)
+        self.hidden = like.new_zeros(num * WIDTHS[-1], body.hidden_size)
+        self.logits = like.new_zeros(num * WIDTHS[-1], body.vocab_size)
+        self.ends: dict[tuple[int, ...], Tensor] = {}  # ids that end a text, where recorded work reads them
         self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._programs: dict[Hashable, Program] = {}
         self._pool: object = None  # the memory that their graphs share
         self.graphs = graphs_of(self.device)  # None where programs are called
 
-    @property
-    def capacity(self) -> int:
-        return self.keys[0].shape[1] if self.keys else 0
+    def tables(self, span: int) -> list[tuple[Tensor, Tensor]]:
+        """The angles of a span. They are kept: what was recorded reads them where they are."""
+        if span not in self._tables:
+            self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
+        return self._tables[span]
 
-    def _attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
-        positions = start + torch.arange(len(x), device=self.device)
-        ahead = torch.arange(span, device=self.device) - positions.unsqueeze(1)
-        seen = []
-        for view, tables in zip(self.body.family.views, self._tables[span], strict=True):
-            is_hidden = ahead > 0 if view.window is None else (ahead > 0) | (ahead <= -view.window)
-            mask = x.new_zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
-            seen.append((*(table.index_select(0, positions) for table in tables), mask))
-        return self.body._attending(seen, partial(self._put, positions, span))
+    def attending(self, x: Float[Tensor, "n D"], start: Int[Tensor, " slots"], span: int) -> Attend:
+        """Attention of rows from `start`, whose keys and values it puts into the cache, by operations of torch."""
+        raise NotImplementedError
 
-    def _put(self, positions: Tensor, span: int, i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows into the cache of layer i; the span of it."""
-        self.keys[i].index_copy_(1, positions, k)
-        self.values[i].index_copy_(1, positions, v)
-        return self.keys[i][:, :span], self.values[i][:, :span]
+    def _read(self, tokens: Int[Tensor, " n"], start: Int[Tensor, " slots"], span: int, *where: Any) -> None:
+        """Put tokens through all layers at start, start + 1, ... of each slot, and through the output layer. `where` are keys,
+        values and places of `FusedModel.read_static`."""
+        body, hidden, logits = self.body, self.hidden[: len(tokens)], self.logits[: len(tokens)]
+        if isinstance(body, FusedModel):
+            body.read_static(tokens, start, span, self.tables(span), hidden, *where)
+            if body.output_ids is None:
+                body.logits(hidden, logits)
+                return
+        else:
+            x = F.embedding(tokens, body._embedding)
+            hidden.copy_(body._norm(body._through(x, self.attending(x, start, span))))
+        logits.copy_(body._score(hidden))
 
     def program(self, key: Hashable, work: Program, *, reset: Callable[[], object]) -> Program:
         """The program of this key, made now if it is new: work on fixed tensors, recorded once and replayed on a GPU, called as
@@ -157,25 +158,52 @@ class StaticCache:
         if self.graphs is not None:
             self.graphs.settle()
 
+
+class StaticCache(Recorder):
+    """Keys and values [kv heads, capacity, head size] of every layer, and the programs that were recorded over them. Where a
+    pass starts is an argument on the device; the length of the text is its `GraphCache`'s."""
+
+    def __init__(self, body: LeanModel):
+        super().__init__(body)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._places: tuple[int, Tensor] | None = None
+        self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[1] if self.keys else 0
+
+    def attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
+        positions = start + torch.arange(len(x), device=self.device)
+        ahead = torch.arange(span, device=self.device) - positions.unsqueeze(1)
+        seen = []
+        for view, tables in zip(self.body.family.views, self.tables(span), strict=True):
+            is_hidden = ahead > 0 if view.window is None else (ahead > 0) | (ahead <= -view.window)
+            mask = x.new_zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
+            seen.append((*(table.index_select(0, positions) for table in tables), mask))
+        return self.body._attending(seen, partial(self._put, positions, span))
+
+    def places(self, anchor: Tensor) -> Int[Tensor, "layers 3"]:
+        """Where keys and values of each layer lie, counted in elements from another tensor, and the capacity."""
+        if self._places is None or self._places[0] != self.capacity:  # a cache moves only when it grows
+            both, size = zip(self.keys, self.values, strict=True), anchor.element_size()
+            lie = [[*((of.data_ptr() - anchor.data_ptr()) // size for of in layer), self.capacity] for layer in both]
+            self._places = self.capacity, torch.tensor(lie, device=self.device)
+        return self._places[1]
+
+    def _put(self, positions: Tensor, span: int, i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows into the cache of layer i; the span of it."""
+        self.keys[i].index_copy_(1, positions, k)
+        self.values[i].index_copy_(1, positions, v)
+        return self.keys[i][:, :span], self.values[i][:, :span]
+
     def pass_over(self, width: int, span: int) -> Program:
         """Reads `inputs`, fills `hidden` and `logits`."""
-        if span not in self._tables:  # the angles of a span are kept: what was recorded reads them where they are
-            self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
         behind = span - WIDTHS[-1]  # every text that ends in this span
         return self.program(
             ("pass", width, span), partial(self._pass, width, span), reset=lambda: self.inputs[:1].fill_(behind)
         )
 
     def _pass(self, width: int, span: int) -> None:
-        """Put the inputs through all layers at start, start + 1, ... of the cache, and through the output layer."""
-        body, start, tokens = self.body, self.inputs[:1], self.inputs[1 : 1 + width]
-        hidden, logits = self.hidden[:width], self.logits[:width]
-        if isinstance(body, FusedModel):
-            body.read_static(tokens, start, span, self._tables[span], self.keys, self.values, hidden)
-            if body.output_ids is None:
-                body.logits(hidden, logits)
-                return
-        else:
-            x = F.embedding(tokens, body._embedding)
-            hidden.copy_(body._norm(body._through(x, self._attending(x, start, span))))
-        logits.copy_(body._score(hidden))
+        self._read(self.inputs[1 : 1 + width], self.inputs[:1], span, self.keys, self.values)

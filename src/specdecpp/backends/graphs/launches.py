@@ -1,5 +1,6 @@
 """Launches of `kernels.draws` and `kernels.verdicts` over rows of one vocabulary, and the memory that they share."""
 
+from copy import copy
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.backends.graphs.cache import StaticCache
+from specdecpp.backends.graphs.cache import Recorder
 from specdecpp.backends.graphs.layers import FusedModel
 from specdecpp.policies.protocol import Evidence
 from specdecpp.sampling import Sampling
@@ -19,9 +20,14 @@ _LARGEST = 2**20
 _KINDS = {Evidence.LAST_Q: 1, Evidence.PRODUCT_OF_Q: 2, Evidence.NEGATIVE_ENTROPY: 3, Evidence.SURVIVAL: 4}
 
 
-def has_kernels(*caches: StaticCache) -> bool:
-    """True where our kernels run what follows the passes over these caches."""
-    return all(isinstance(cache.body, FusedModel) and cache.logits.shape[1] <= _LARGEST for cache in caches)
+def launches_over(cache: Recorder, num_rows: int, *both: Recorder) -> "RowKernels | None":
+    """Launches over the first rows of passes, with memory that stays with the cache; None where one of the two models has no
+    kernels for what follows its passes."""
+    if not all(isinstance(of.body, FusedModel) and of.logits.shape[1] <= _LARGEST for of in both):
+        return None
+    if num_rows not in cache.launches:
+        cache.launches[num_rows] = RowKernels(cache.logits, num_rows)
+    return cache.launches[num_rows]
 
 
 class RowKernels:
@@ -53,6 +59,12 @@ class RowKernels:
     def _own(self) -> Float[Tensor, "W V"]:
         """Rows of p, which a greedy verdict does without."""
         return self._logits.new_zeros(len(self._highest), self.vocab_size, dtype=torch.float32)
+
+    def over(self, logits: Float[Tensor, "W V"]) -> "RowKernels":
+        """The launches over other rows, by the same memory: one after the other."""
+        own, _ = copy(self), self._own
+        own.__dict__ |= {"_own": self._own, "_logits": logits}
+        return own
 
     def weigh(self, record: Any, sampling: Sampling, num: int | None = None) -> None:
         """Probabilities of a draft's last row, into its record, or of the first `num` rows of a verdict."""

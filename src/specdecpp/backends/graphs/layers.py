@@ -23,6 +23,8 @@ _ACTIVATED = 1024
 """Outputs of a program of `products.activate`."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _Tables = list[tuple[Tensor, Tensor]]
+_Where = tuple[Tensor, Tensor, Tensor | None]
+"""Keys and values of a layer, and the places of slots."""
 
 
 @dataclass(slots=True)
@@ -53,21 +55,23 @@ class FusedModel(LeanModel):
     def read_static(
         self,
         tokens: Int[Tensor, " n"],
-        start: Int[Tensor, " 1"],
+        start: Int[Tensor, " slots"],
         span: int,
         tables: _Tables,
+        out: Float[Tensor, "n D"],
         keys: list[Tensor],
         values: list[Tensor],
-        out: Float[Tensor, "n D"],
+        places: Int[Tensor, "layers 3 SLOTS"] | None = None,
     ) -> None:
         """Put into `out` the states that the output layer reads: n rows from `start`, in caches [kv heads, capacity, size] of
-        each layer. The text ends within `span`."""
+        each layer; with `places` (`kernels.layers`) n / slots rows of each slot. Texts end within `span`."""
         x = self._embedding.new_empty(len(tokens), self.hidden_size)
         rows = _Stream(x, torch.empty_like(x), self._layers[0].norm)
         self._settle(rows, self._embedding, tokens=tokens)
         for i, layer in enumerate(self._layers):
-            queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i])
-            mixed = self._mixed(queries, layer, start, span, keys[i], values[i])
+            where = keys[i], values[i], None if places is None else places[i]
+            queries = self._queries(rows, layer, start, tables[layer.view], where)
+            mixed = self._mixed(queries, layer, start, span, where)
             self._add("out", rows, mixed, layer.out, layer.out_norm, layer.mlp_norm)
             gated = self._through_gate(rows, layer.gate_up)
             last = i + 1 == len(self._layers)
@@ -91,40 +95,42 @@ class FusedModel(LeanModel):
         rows.squares = None
 
     def _queries(
-        self, rows: _Stream, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+        self, rows: _Stream, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], where: _Where
     ) -> Float[Tensor, "n heads size"]:
         """Queries, turned; keys and values are put into the cache."""
+        keys, values, places = where
         n, size, heads, kv, capacity = len(rows.x), self._head_size, self._heads, self._kv_heads, keys.shape[1]
+        width = n // len(start)
         queries = rows.x.new_empty(n, heads, size)
         shape = self._shape(layer.qkv, n, rows.squares)
         if shape and layer.head_norms is None and len(self._turned) == 2 and size % shape.block == 0:
             own = (*rows.scale, layer.qkv_bias, *tables, start, queries, keys, values, heads, kv, capacity, size)
+            own += places, width
             self._multiply("queries", self.products.turn, rows.h, layer.qkv, shape, *own)
             return queries
         qkv = rows.x.new_empty(n, layer.qkv.shape[1])
         self._project("queries", rows.h, layer.qkv, qkv, rows=rows, bias=layer.qkv_bias)
         q_norm, k_norm = layer.head_norms or (None, None)
         tensors = qkv, *tables, q_norm and q_norm.weight, k_norm and k_norm.weight, start, queries, keys, values
-        numbers = (q_norm or layer.norm).eps, (q_norm or layer.norm).divisor, kv, capacity, self._turned[0]
+        numbers = (q_norm or layer.norm).eps, (q_norm or layer.norm).divisor, kv, capacity, self._turned[0], places, width
         grid, meta = (n, heads + 2 * kv), self._row_meta(size)
         self._launch("rotate", self.kernels.rotate, grid, *tensors, *numbers, META=meta, num_warps=1)
         return queries
 
-    def _mixed(
-        self, queries: Tensor, layer: _Layer, start: Tensor, span: int, keys: Tensor, values: Tensor
-    ) -> Float[Tensor, "n E"]:
+    def _mixed(self, queries: Tensor, layer: _Layer, start: Tensor, span: int, where: _Where) -> Float[Tensor, "n E"]:
         """Attention to the text up to each row."""
-        kernels, (n, _, size), meta = self.kernels, queries.shape, self._row_meta(queries.shape[2])
+        (keys, values, places), kernels, (n, _, size), meta = self.kernels, queries.shape, self._row_meta(queries.shape[2])
         kv, groups = self._kv_heads, self._heads // self._kv_heads
-        blocks, most = -(-n * groups // kernels.ROWS.value), span // kernels.POSITIONS.value
+        width, most = n // len(start), span // kernels.POSITIONS.value
+        blocks = len(start) * -(-width * groups // kernels.ROWS.value)
         parts = 1 if span <= _WHOLE else max(1, min(most, _PROGRAMS // (kv * blocks), kernels.PARTS))
         portion, out = -(-most // parts) * kernels.POSITIONS.value, torch.empty_like(queries)
         tops, sums = queries.new_empty(2, kv, parts, n * groups, dtype=torch.float32)
         mixtures = None if parts == 1 else queries.new_empty(kv, parts, n * groups, size, dtype=torch.float32)
         made, window = (tops, sums, mixtures, out), self.family.views[layer.view].window or 0
-        numbers, grid = (n, groups, keys.shape[1], window, portion, self.family.score_scale), (kv, parts, blocks)
+        numbers, grid = (width, groups, keys.shape[1], window, portion, self.family.score_scale), (kv, parts, blocks)
         options = {"META": meta, "num_warps": kernels.WARPS}
-        self._launch("attend", kernels.attend, grid, queries, keys, values, start, *made, *numbers, **options)
+        self._launch("attend", kernels.attend, grid, queries, keys, values, start, *made, *numbers, places, **options)
         if mixtures is not None:
             numbers, grid = (groups, parts, kernels.PARTS), (kv, n * groups)
             self._launch("combine", kernels.combine, grid, *made, *numbers, META=meta, num_warps=1)

@@ -6,6 +6,7 @@ On a CPU the same code runs without being recorded, for tests.
 
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from specdecpp.backends.graphs.cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
 from specdecpp.backends.graphs.layers import fused
+from specdecpp.backends.graphs.slots import NUMS, Slots
 from specdecpp.backends.lean import LeanCache, LeanModel
 
 _SHARE = 1 / 32
@@ -66,6 +68,11 @@ class GraphModel(LeanModel):
             return f"it is on {', '.join(sorted(devices))}, and graphs are for CUDA"
         return LeanModel.refusal(model)
 
+    @cached_property
+    def slots(self) -> Slots:
+        """Memory of passes that several sequences share."""
+        return Slots(fused(self))
+
     def new_cache(self) -> GraphCache:
         """An empty cache."""
         return GraphCache(self)
@@ -96,6 +103,29 @@ class GraphModel(LeanModel):
         program()
         cache.length += n
         return static.logits[n - rows : n].clone(), static.hidden[n - rows : n].clone()
+
+    @torch.inference_mode()
+    def forward(
+        self, parts: Sequence[tuple[Any, list[int]]], *, rows: int
+    ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
+        """Read the parts (`Model.forward`): short ones in passes over eight of them, others one after the other."""
+        longest = max(len(tokens) for _, tokens in parts)
+        if len(parts) == 1 or longest > WIDTHS[-1] or not self.slots.can_share:
+            return super().forward(parts, rows=rows)
+        found, width, slots = [], bucket(longest), self.slots
+        for some in (parts[at : at + NUMS[-1]] for at in range(0, len(parts), NUMS[-1])):
+            span = max(cache.make_room(cache.length + len(tokens)) for cache, tokens in some)
+            program = slots.pass_over(len(some), width, span)
+            slots.place([cache.static for cache, _ in some])
+            lines = [[cache.length, *tokens, *[0] * (width - len(tokens))] for cache, tokens in some]
+            slots.inputs[: len(some), : 1 + width] = torch.tensor(lines, device=self.device)
+            program()
+            for i, (cache, tokens) in enumerate(some):
+                slot, end = slots.slot(i, width), len(tokens)
+                found.append((slot.logits[end - rows : end].clone(), slot.hidden[end - rows : end].clone()))
+                cache.length += end
+        logits, hidden = zip(*found, strict=True)
+        return torch.cat(logits), torch.cat(hidden)
 
     def reserved(self) -> int:
         """Positions of the whole context, where they take a small share of the free memory, else 0: growing throws away what

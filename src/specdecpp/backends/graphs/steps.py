@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdecpp.backends.graphs.cache import WIDTHS, StaticCache
+from specdecpp.backends.graphs.cache import WIDTHS, Recorder, StaticCache
 from specdecpp.backends.graphs.launches import RowKernels
+from specdecpp.backends.graphs.slots import Slot
 from specdecpp.backends.graphs.verdicts import agreed, pick, verdict
 from specdecpp.head import AcceptanceHead, Calibration, features
 from specdecpp.policies import score
@@ -22,50 +23,62 @@ from specdecpp.verify import BlockVerification, CompareVerification, Verificatio
 
 MOST = WIDTHS[-1] - 1
 """The most draft tokens of a step on a device: the widest recorded pass reads them and the token before them."""
-_WHOLE, _REAL = 8 + MOST, 4 + 2 * MOST + WIDTHS[-1]
+_WHOLE, _REAL = 8 + MOST, 4 + 2 * MOST + WIDTHS[-1] + 1  # an even sum: addresses of all sheets are alike
 _TINY = 1e-30
 STOP, END = 1, 2
 """Flags of a record: the rule stops here; the text ends here."""
 
 
-class DeviceRecord:
-    """The tensors of one draft's steps, on its device, and their mirrors in pinned memory. What the host knows when a step
-    begins is one sheet, which is sent at once: whole numbers, then real ones by their bits."""
+class Records:
+    """The tensors of steps of `num` requests, on their device, and their mirrors in pinned memory. What the host knows when a
+    step begins is a sheet; all are sent at once: whole numbers, then real ones by their bits."""
 
-    def __init__(self, cache: StaticCache):
-        device, body = cache.device, cache.body
-        wide = {"dtype": torch.float64, "device": device}
-        self.sheet = torch.zeros(_WHOLE + _REAL, dtype=torch.long, device=device)
-        self._mirror = _pinned(self.sheet)
-        whole, real = self.sheet[:_WHOLE], self.sheet[_WHOLE:].view(torch.float64)
+    def __init__(self, cache: Recorder, num: int = 1):
+        wide = {"dtype": torch.float64, "device": cache.device}
+        self.sheets = torch.zeros(num, _WHOLE + _REAL, dtype=torch.long, device=cache.device)
+        self._mirror = _pinned(self.sheets)
+        self.pending, self.tasks = self.sheets[:, 3:6], self.sheets[:, 6:_WHOLE]
+        self.records = torch.zeros(num, MOST, 5, **wide)  # token, q, the head's estimate, flags, evidence
+        self.outcomes = torch.zeros(num, 2 + MOST, **wide)  # accepted, the token after them, overlaps of the ratio test
+        # The host writes to a mirror only after the step that read it is over.
+        self.mirrors = {name: _pinned(getattr(self, name)) for name in ("records", "outcomes")}
+        self.each = [DeviceRecord(cache, *tensors) for tensors in zip(self.sheets, self.records, self.outcomes, strict=True)]
+
+    def send(self, told: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
+        """Begin steps: sheets of (whole, real) numbers to the device, without waiting. Slots behind them stand still."""
+        numbers = self._mirror.numpy()
+        numbers[len(told) :, :_WHOLE] = 0
+        numbers[len(told) :, 1:3] = 1
+        for line, (whole, real) in zip(numbers, told, strict=False):
+            line[: len(whole)] = whole
+            line[_WHOLE : _WHOLE + len(real)].view("f8")[:] = real
+        self.sheets.copy_(self._mirror, non_blocking=True)
+
+
+class DeviceRecord:
+    """The tensors of one request's steps, on its device."""
+
+    def __init__(self, cache: Recorder, sheet: Tensor, records: Tensor, outcome: Tensor):
+        device, body, self._sheet = cache.device, cache.body, sheet
+        self.records, self.outcome = records, outcome
+        whole, real = sheet[:_WHOLE], sheet[_WHOLE:].view(torch.float64)
         self.order = whole[:3]  # draft tokens so far, whether drafting has stopped, tokens that the coming step reads
         self.count, self.halt, self.width = self.order[:1], self.order[1:2], self.order[2:]
         self.pending = whole[3:6]  # where the draft stands, and what it reads first
         self.task = whole[6:]  # where the target stands, and the line: the last token and the draft tokens
         self.line = self.task[1:]
         self.evidence, self.score, self.least = real[:1], real[1:3], real[3 : MOST + 4]  # score: bias, slope; thresholds
-        self.uniforms, self.verify_uniforms = real[MOST + 4 : 2 * MOST + 4], real[2 * MOST + 4 :]
+        self.uniforms, self.verify_uniforms = real[MOST + 4 : 2 * MOST + 4], real[2 * MOST + 4 : -1]
         wider = at_least_float32(torch.empty(0, dtype=body._embedding.dtype)).dtype
         self.rows = torch.zeros(WIDTHS[-1], body.vocab_size, dtype=wider, device=device)  # q, of any positive scale
         self.totals = torch.zeros(WIDTHS[-1], dtype=torch.long, device=device)  # of their weights, for our kernels
         self.scalars = torch.zeros(1, 4, device=device)
         self.context = torch.zeros(body.vocab_size, dtype=torch.bool, device=device)  # its tokens, for a repetition penalty
         self.seen = self.context.clone()  # and those of the draft tokens
-        self.records = torch.zeros(MOST, 5, **wide)  # token, q, the head's estimate, flags, evidence
-        self.outcome = torch.zeros(2 + MOST, **wide)  # accepted, the token after them, overlaps of the ratio test
-        # The host writes to a mirror only after the step that read it is over.
-        self.mirrors = {name: _pinned(getattr(self, name)) for name in ("records", "outcome")}
-
-    def send(self, whole: Sequence[int], real: Sequence[float]) -> None:
-        """Begin a step: the sheet to the device, without waiting."""
-        numbers = self._mirror.numpy()
-        numbers[: len(whole)] = whole
-        numbers[_WHOLE : _WHOLE + len(real)].view("f8")[:] = real
-        self.sheet.copy_(self._mirror, non_blocking=True)
 
     def rest(self) -> None:
         """Make it one that a rehearsal may write to."""
-        self.sheet.zero_()
+        self._sheet.zero_()
         self.width.fill_(1)
 
 
@@ -96,7 +109,7 @@ class DraftStep:
     drafting has stopped all of that stays as it is, and a pass reads the last draft token once more, in its place.
     """
 
-    cache: StaticCache
+    cache: StaticCache | Slot
     record: DeviceRecord
     judge: Judge
     evidence: Evidence
@@ -187,7 +200,7 @@ class DraftStep:
 class VerdictStep:
     """The acceptance test, on the logits of a target pass over the last token and at most `width - 1` draft tokens."""
 
-    cache: StaticCache
+    cache: StaticCache | Slot
     record: DeviceRecord
     sampling: Sampling
     verification: Verification

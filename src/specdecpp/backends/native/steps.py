@@ -45,7 +45,7 @@ class Native:
     """Takes requests whose target is a `NativeModel`, and the draft another or a `SuffixDrafter`. A policy that has to be
     asked draft token by draft token, and another verification or way to judge, are run by the host."""
 
-    has_batches = True
+    has_batches, reads_alone = True, False
 
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, _Steps] = WeakKeyDictionary()

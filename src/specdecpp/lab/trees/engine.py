@@ -37,7 +37,7 @@ ENOUGH = Stop("no node is worth reading")
 class Trees:
     """Runs the steps of a `TreePolicy`."""
 
-    has_batches = False
+    has_batches = reads_alone = False
 
     def refusal(self, request: Request) -> None:
         return None

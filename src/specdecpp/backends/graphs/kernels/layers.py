@@ -6,6 +6,9 @@
 
 Arithmetic is in float32. Where the text ends is read from the device, so that all can be recorded. META is a `tiling.RowMeta`.
 
+Of several sequences, slots of `width` rows each, a table `places` [3, SLOTS] says how far a slot's keys and values lie from
+`keys` and `values`, in elements, and its capacity. `start` has an entry for each slot then.
+
 Sources: RMSNorm, Zhang and Sennrich 2019; rotary embeddings, Su et al. 2021; attention in portions of the text that are put
 together afterwards, Flash-Decoding, Dao et al. 2023.
 
@@ -26,6 +29,8 @@ WARPS = 4
 """Warps of a program of `attend`."""
 STAGES = tl.constexpr(2)
 """Steps of `attend` that are read ahead, and the one that it is at."""
+SLOTS = tl.constexpr(8)
+"""Most sequences of a pass."""
 
 
 def block_of(size: int) -> int:
@@ -70,7 +75,15 @@ def _normed(values, weight, at, inside, eps, divisor):
     return values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["eps", "divisor"])
+@triton.jit
+def place_of(places, slot):
+    """(shift of keys, shift of values, capacity) of a slot, or of many."""
+    keys, values = tl.load(places + slot), tl.load(places + SLOTS + slot)
+    capacity = tl.load(places + 2 * SLOTS + slot).to(tl.int32)
+    return tl.multiple_of(keys, 16), tl.multiple_of(values, 16), capacity
+
+
+@triton.jit(do_not_specialize=["eps", "divisor", "width"])
 def rotate(
     qkv,
     cosines,
@@ -86,6 +99,8 @@ def rotate(
     kv_heads,
     capacity,
     half,
+    places,
+    width,
     META: tl.constexpr,
 ):
     """Norms, if there are weights, and angles of one head of one row of `qkv` [n, heads + 2 kv heads, size]; keys and values go
@@ -100,7 +115,12 @@ def rotate(
     if META.is_early:
         gdc_wait()
         gdc_launch_dependents()
-    position = tl.load(start) + row
+    if places is None:
+        position = tl.load(start) + row
+    else:
+        position = tl.load(start + row // width) + row % width
+        to_keys, to_values, capacity = place_of(places, row // width)
+        keys, values = keys + to_keys, values + to_values
     source = qkv + (row * (heads + 2 * kv_heads) + head) * SIZE
     x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
     if head >= heads + kv_heads:
@@ -128,22 +148,46 @@ def rotate(
 
 @triton.jit(do_not_specialize=["n", "window", "portion"])
 def attend(
-    queries, keys, values, start, tops, sums, mixtures, out, n, groups, capacity, window, portion, scale, META: tl.constexpr
+    queries,
+    keys,
+    values,
+    start,
+    tops,
+    sums,
+    mixtures,
+    out,
+    n,
+    groups,
+    capacity,
+    window,
+    portion,
+    scale,
+    places,
+    META: tl.constexpr,
 ):
     """Attention of up to ROWS queries of one kv head to one portion of the text. A window of 0 is none.
 
     Of the whole text: out [n, kv heads, groups, size]. With `mixtures` of a portion: the greatest score and the sum of
     exponentials [kv heads, portions, n * groups], and what they mix [kv heads, portions, n * groups, size], not yet divided by
-    the sum.
+    the sum. Of several slots n is the rows of one, and all follow one another.
     """
     SIZE: tl.constexpr = META.size
     kv, kv_heads, part, num_parts = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.num_programs(1)
-    row, at = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, META.block)
+    block, slot, num_rows, before, at = tl.program_id(2), 0, n * groups, 0, tl.arange(0, META.block)
+    if places is not None:
+        num_blocks = tl.cdiv(n * groups, ROWS)
+        slot, block = block // num_blocks, block % num_blocks
+        num_rows, before, start = num_rows * (tl.num_programs(2) // num_blocks), slot * n * groups, start + slot
+    row = block * ROWS + tl.arange(0, ROWS)
     is_row, inside = row < n * groups, at < SIZE
     first = tl.load(start, cache_modifier=".cg").to(tl.int32)
     if META.is_early:
         gdc_wait()
         gdc_launch_dependents()
+    if places is not None:
+        to_keys, to_values, capacity = place_of(places, slot)
+        keys, values = keys + to_keys, values + to_values
+        queries, out = queries + before * kv_heads * SIZE, out + before * kv_heads * SIZE
     own = first + row // groups
     place = ((row // groups) * kv_heads * groups + kv * groups + row % groups) * SIZE
     query = tl.load(queries + place[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
@@ -172,7 +216,7 @@ def attend(
         made = (mixed / tl.maximum(total, 1.0)[:, None]).to(out.dtype.element_ty)
         tl.store(out + place[:, None] + at[None, :], made, mask=is_row[:, None] & inside[None, :])
     else:
-        line = (kv * num_parts + part) * n * groups + row
+        line = (kv * num_parts + part) * num_rows + before + row
         tl.store(tops + line, top, mask=is_row)
         tl.store(sums + line, total, mask=is_row)
         tl.store(mixtures + line[:, None] * SIZE + at[None, :], mixed, mask=is_row[:, None] & inside[None, :])

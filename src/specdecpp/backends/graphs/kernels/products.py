@@ -23,6 +23,8 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # pyright: ignore[reportMissingImports]
 
+from specdecpp.backends.graphs.kernels.layers import place_of
+
 
 @triton.jit
 def _held(weight, at, size, by_out, by_in, META: tl.constexpr):
@@ -113,7 +115,7 @@ def project(h, weight, n, size, by_out, by_in, squares, eps, divisor, bias, out,
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=(row < n)[None, :] & (at < width)[:, None])
 
 
-@triton.jit(do_not_specialize=["n", "eps", "divisor"])
+@triton.jit(do_not_specialize=["n", "eps", "divisor", "width"])
 def turn(
     h,
     weight,
@@ -135,12 +137,15 @@ def turn(
     kv_heads,
     capacity,
     SIZE: tl.constexpr,
+    places,
+    width,
     META: tl.constexpr,
 ):
     """Queries [n, heads, SIZE], and keys and values at their places of the cache [kv heads, capacity, SIZE].
 
     A program makes outputs that are turned into one another: half a block of each half of a head.
-    Row i stands at the position start + i. Tables [positions, SIZE] have the signs of the rotation with the sines.
+    Row i stands at the position start + i (of slots see `kernels.layers`). Tables [positions, SIZE] have the signs of the
+    rotation with the sines.
     """
     HALF: tl.constexpr = META.block // 2
     each: tl.constexpr = SIZE // META.block
@@ -148,7 +153,11 @@ def turn(
     first = (tl.program_id(0) % each) * HALF
     both, row, one = tl.arange(0, META.block), tl.arange(0, META.rows), tl.arange(0, HALF)
     at = head * SIZE + first + both % HALF + (both // HALF) * (SIZE // 2)
-    position = tl.load(start, cache_modifier=".cg") + row
+    slot = tl.minimum(row, n - 1) // width
+    if places is None:
+        position = tl.load(start, cache_modifier=".cg") + row
+    else:
+        position = tl.load(start + slot, cache_modifier=".cg") + row % width
     sums = _scaled(h, weight, at, n, size, by_out, by_in, squares, eps, divisor, META)
     if bias is not None:
         sums += tl.load(bias + at).to(tl.float32)[:, None]
@@ -166,8 +175,14 @@ def turn(
         place = queries + (row[None, :] * heads + head) * SIZE
     elif head < heads + kv_heads:
         place = keys + ((head - heads) * capacity + position[None, :]) * SIZE
+        if places is not None:
+            shift, _, room = place_of(places, slot)
+            place = keys + ((head - heads) * room + position)[None, :] * SIZE + shift[None, :]
     else:
         place = values + ((head - heads - kv_heads) * capacity + position[None, :]) * SIZE
+        if places is not None:
+            _, shift, room = place_of(places, slot)
+            place = values + ((head - heads - kv_heads) * room + position)[None, :] * SIZE + shift[None, :]
     tl.store(place + near, a.to(queries.dtype.element_ty), mask=inside)
     tl.store(place + far, b.to(queries.dtype.element_ty), mask=inside)
 
