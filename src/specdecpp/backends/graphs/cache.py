@@ -5,7 +5,7 @@ power of two, and hides those past its own; it has `WIDTHS` rows, of which the l
 the next pass overwrites what they write. Without a GPU the same work is called instead of replayed.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.backends.graphs.layers import FusedModel
+from specdecpp.backends.graphs.layers import FusedModel, Nodes
 from specdecpp.backends.lean import Attend, LeanModel
 from specdecpp.errors import BackendError
 
@@ -45,6 +45,11 @@ def span_of(length: int) -> int:
 def free_bytes(device: torch.device) -> int:
     """Memory of a GPU that nobody holds; none is counted elsewhere, where caches grow with their texts."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def sent(values: Sequence[Any], device: torch.device) -> Tensor:
+    """Numbers on their way to a device: nobody waits for what was queued there."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 class Cuda:
@@ -98,7 +103,9 @@ class StaticCache:
         self.recording_s = 0.0  # seconds of recording so far
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens
+        sheet = self.sheet = torch.zeros(2 + 3 * WIDTHS[-1], dtype=torch.long, device=self.device)
+        self.inputs, nodes = sheet[: 1 + WIDTHS[-1]], sheet[1 + WIDTHS[-1] :]  # where it starts, then tokens
+        self.nodes = nodes[:1], nodes[1 : 1 + WIDTHS[-1]], nodes[1 + WIDTHS[-1] :]  # see `GraphCache.read_nodes`
         like = body._embedding
         self.hidden = like.new_zeros(WIDTHS[-1], body.hidden_size)
         self.logits = like.new_zeros(WIDTHS[-1], body.vocab_size)
@@ -111,15 +118,21 @@ class StaticCache:
     def capacity(self) -> int:
         return self.keys[0].shape[1] if self.keys else 0
 
-    def _attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
-        positions = start + torch.arange(len(x), device=self.device)
-        ahead = torch.arange(span, device=self.device) - positions.unsqueeze(1)
+    def _attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int, nodes: Nodes | None) -> Attend:
+        cells = torch.arange(span, device=self.device)
+        places = positions = start + cells[: len(x)]
+        ahead = cells - places.unsqueeze(1)
+        is_later = ahead > 0
+        if nodes is not None:
+            text, positions, masks = nodes
+            own = cells - text
+            is_later = (own >= 0) & ((masks.unsqueeze(1) >> own.clamp(0, 62)) & 1 == 0)
         seen = []
         for view, tables in zip(self.body.family.views, self._tables[span], strict=True):
-            is_hidden = ahead > 0 if view.window is None else (ahead > 0) | (ahead <= -view.window)
+            is_hidden = is_later if view.window is None else is_later | (ahead <= -view.window)
             mask = x.new_zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
             seen.append((*(table.index_select(0, positions) for table in tables), mask))
-        return self.body._attending(seen, partial(self._put, positions, span))
+        return self.body._attending(seen, partial(self._put, places, span))
 
     def _put(self, positions: Tensor, span: int, i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Rows into the cache of layer i; the span of it."""
@@ -157,25 +170,33 @@ class StaticCache:
         if self.graphs is not None:
             self.graphs.settle()
 
-    def pass_over(self, width: int, span: int) -> Program:
-        """Reads `inputs`, fills `hidden` and `logits`."""
+    def pass_over(self, width: int, span: int, *, is_tree: bool = False) -> Program:
+        """Reads `inputs`, with `is_tree` also `nodes`; fills `hidden` and `logits`."""
         if span not in self._tables:  # the angles of a span are kept: what was recorded reads them where they are
             self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
         behind = span - WIDTHS[-1]  # every text that ends in this span
-        return self.program(
-            ("pass", width, span), partial(self._pass, width, span), reset=lambda: self.inputs[:1].fill_(behind)
-        )
 
-    def _pass(self, width: int, span: int) -> None:
+        def reset() -> None:
+            self.inputs[:1].fill_(behind)
+            for tensor, value in zip(self.nodes, (behind, 0, 0), strict=True):
+                tensor.fill_(value)
+
+        if is_tree:
+            text, positions, masks = self.nodes
+            work = partial(self._pass, width, span, (text, positions[:width], masks[:width]))
+            return self.program(("tree", width, span), work, reset=reset)
+        return self.program(("pass", width, span), partial(self._pass, width, span), reset=reset)
+
+    def _pass(self, width: int, span: int, nodes: Nodes | None = None) -> None:
         """Put the inputs through all layers at start, start + 1, ... of the cache, and through the output layer."""
         body, start, tokens = self.body, self.inputs[:1], self.inputs[1 : 1 + width]
         hidden, logits = self.hidden[:width], self.logits[:width]
         if isinstance(body, FusedModel):
-            body.read_static(tokens, start, span, self._tables[span], self.keys, self.values, hidden)
+            body.read_static(tokens, start, span, self._tables[span], self.keys, self.values, hidden, nodes)
             if body.output_ids is None:
                 body.logits(hidden, logits)
                 return
         else:
             x = F.embedding(tokens, body._embedding)
-            hidden.copy_(body._norm(body._through(x, self._attending(x, start, span))))
+            hidden.copy_(body._norm(body._through(x, self._attending(x, start, span, nodes))))
         logits.copy_(body._score(hidden))

@@ -136,11 +136,13 @@ def turn(
     capacity,
     SIZE: tl.constexpr,
     META: tl.constexpr,
+    positions=None,
 ):
     """Queries [n, heads, SIZE], and keys and values at their places of the cache [kv heads, capacity, SIZE].
 
     A program makes outputs that are turned into one another: half a block of each half of a head.
-    Row i stands at the position start + i. Tables [positions, SIZE] have the signs of the rotation with the sines.
+    The place of row i is start + i, and so is its position unless `positions` says another. Tables [positions, SIZE] have the
+    signs of the rotation with the sines.
     """
     HALF: tl.constexpr = META.block // 2
     each: tl.constexpr = SIZE // META.block
@@ -148,7 +150,10 @@ def turn(
     first = (tl.program_id(0) % each) * HALF
     both, row, one = tl.arange(0, META.block), tl.arange(0, META.rows), tl.arange(0, HALF)
     at = head * SIZE + first + both % HALF + (both // HALF) * (SIZE // 2)
-    position = tl.load(start, cache_modifier=".cg") + row
+    place_of = tl.load(start, cache_modifier=".cg") + row
+    position = place_of
+    if positions is not None:
+        position = tl.load(positions + row, mask=row < n, other=0, cache_modifier=".cg")
     sums = _scaled(h, weight, at, n, size, by_out, by_in, squares, eps, divisor, META)
     if bias is not None:
         sums += tl.load(bias + at).to(tl.float32)[:, None]
@@ -165,9 +170,9 @@ def turn(
     if head < heads:
         place = queries + (row[None, :] * heads + head) * SIZE
     elif head < heads + kv_heads:
-        place = keys + ((head - heads) * capacity + position[None, :]) * SIZE
+        place = keys + ((head - heads) * capacity + place_of[None, :]) * SIZE
     else:
-        place = values + ((head - heads - kv_heads) * capacity + position[None, :]) * SIZE
+        place = values + ((head - heads - kv_heads) * capacity + place_of[None, :]) * SIZE
     tl.store(place + near, a.to(queries.dtype.element_ty), mask=inside)
     tl.store(place + far, b.to(queries.dtype.element_ty), mask=inside)
 
