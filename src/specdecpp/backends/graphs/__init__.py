@@ -4,7 +4,7 @@
     cache    fixed addresses, and what is         steps      a draft step and a verdict as recorded work
              recorded over them                   verdicts   acceptance tests by torch's operations
     layers   a pass by `kernels`                  launches   draws and verdicts by `kernels`
-    tiling   how products are cut
+    tiling   how products are cut                 trees      children of nodes and their tests, for the lab
 
 `kernels/` is Triton. Without it passes and steps are recorded operations of torch, which tests run on a CPU.
 """

@@ -47,9 +47,9 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
-def sent(values: Sequence[Any], device: torch.device) -> Tensor:
+def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """Numbers on their way to a device: nobody waits for what was queued there."""
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 class Cuda:
@@ -100,6 +100,7 @@ class StaticCache:
         self.body, self.device = body, body.device
         self.record: Any = None  # `steps.DeviceRecord`, made by the first step
         self.launches: dict[int, Any] = {}  # `launches.RowKernels`, likewise
+        self.offers: dict[Hashable, Any] = {}  # `trees.Offers`
         self.recording_s = 0.0  # seconds of recording so far
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []

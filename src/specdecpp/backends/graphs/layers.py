@@ -24,8 +24,8 @@ _ACTIVATED = 1024
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _Tables = list[tuple[Tensor, Tensor]]
 Nodes = tuple[Int[Tensor, " 1"], Int[Tensor, " n"], Int[Tensor, " n"]]
-"""Rows that are nodes of trees behind a text: its length, their positions, and those among its next 62 places that each sees, as
-bits."""
+"""Rows that are nodes of a tree behind a text: the text's length, their positions, and as bits which of the next 62 places each
+of them sees."""
 
 
 @dataclass(slots=True)
