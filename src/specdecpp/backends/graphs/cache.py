@@ -176,17 +176,13 @@ class StaticCache:
         if span not in self._tables:  # the angles of a span are kept: what was recorded reads them where they are
             self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
         behind = span - WIDTHS[-1]  # every text that ends in this span
-
-        def reset() -> None:
-            self.inputs[:1].fill_(behind)
-            for tensor, value in zip(self.nodes, (behind, 0, 0), strict=True):
-                tensor.fill_(value)
-
-        if is_tree:
-            text, positions, masks = self.nodes
-            work = partial(self._pass, width, span, (text, positions[:width], masks[:width]))
-            return self.program(("tree", width, span), work, reset=reset)
-        return self.program(("pass", width, span), partial(self._pass, width, span), reset=reset)
+        if not is_tree:
+            work = partial(self._pass, width, span)
+            return self.program(("pass", width, span), work, reset=lambda: self.inputs[:1].fill_(behind))
+        (text, positions, masks), rest = self.nodes, torch.zeros_like(self.sheet)
+        rest[:1] = rest[len(self.inputs)] = behind
+        work = partial(self._pass, width, span, (text, positions[:width], masks[:width]))
+        return self.program(("tree", width, span), work, reset=lambda: self.sheet.copy_(rest))
 
     def _pass(self, width: int, span: int, nodes: Nodes | None = None) -> None:
         """Put the inputs through all layers at start, start + 1, ... of the cache, and through the output layer."""

@@ -22,7 +22,7 @@ _WHOLE = 256
 _ACTIVATED = 1024
 """Outputs of a program of `products.activate`."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_Tables = list[tuple[Tensor, Tensor]]
+_Two = tuple[Tensor, Tensor]
 Nodes = tuple[Int[Tensor, " 1"], Int[Tensor, " n"], Int[Tensor, " n"]]
 """Rows that are nodes of a tree behind a text: the text's length, their positions, and as bits which of the next 62 places each
 of them sees."""
@@ -58,7 +58,7 @@ class FusedModel(LeanModel):
         tokens: Int[Tensor, " n"],
         start: Int[Tensor, " 1"],
         span: int,
-        tables: _Tables,
+        tables: list[_Two],
         keys: list[Tensor],
         values: list[Tensor],
         out: Float[Tensor, "n D"],
@@ -66,13 +66,12 @@ class FusedModel(LeanModel):
     ) -> None:
         """Put into `out` the states that the output layer reads: n rows from `start`, in caches [kv heads, capacity, size] of
         each layer. The text ends within `span`."""
-        text, positions, masks = nodes or (None, None, None)
         x = self._embedding.new_empty(len(tokens), self.hidden_size)
         rows = _Stream(x, torch.empty_like(x), self._layers[0].norm)
         self._settle(rows, self._embedding, tokens=tokens)
         for i, layer in enumerate(self._layers):
-            queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i], positions)
-            mixed = self._mixed(queries, layer, start, span, keys[i], values[i], text, masks)
+            queries = self._queries(rows, layer, start, tables[layer.view], keys[i], values[i], nodes)
+            mixed = self._mixed(queries, layer, start, span, keys[i], values[i], nodes)
             self._add("out", rows, mixed, layer.out, layer.out_norm, layer.mlp_norm)
             gated = self._through_gate(rows, layer.gate_up)
             last = i + 1 == len(self._layers)
@@ -96,16 +95,10 @@ class FusedModel(LeanModel):
         rows.squares = None
 
     def _queries(
-        self,
-        rows: _Stream,
-        layer: _Layer,
-        start: Tensor,
-        tables: tuple[Tensor, Tensor],
-        keys: Tensor,
-        values: Tensor,
-        positions: Tensor | None,
+        self, rows: _Stream, layer: _Layer, start: Tensor, tables: _Two, keys: Tensor, values: Tensor, nodes: Nodes | None
     ) -> Float[Tensor, "n heads size"]:
         """Queries, turned; keys and values are put into the cache."""
+        positions = None if nodes is None else nodes[1]
         n, size, heads, kv, capacity = len(rows.x), self._head_size, self._heads, self._kv_heads, keys.shape[1]
         queries = rows.x.new_empty(n, heads, size)
         shape = self._shape(layer.qkv, n, rows.squares)
@@ -124,15 +117,7 @@ class FusedModel(LeanModel):
         return queries
 
     def _mixed(
-        self,
-        queries: Tensor,
-        layer: _Layer,
-        start: Tensor,
-        span: int,
-        keys: Tensor,
-        values: Tensor,
-        text: Tensor | None,
-        masks: Tensor | None,
+        self, queries: Tensor, layer: _Layer, start: Tensor, span: int, keys: Tensor, values: Tensor, nodes: Nodes | None
     ) -> Float[Tensor, "n E"]:
         """Attention to the text up to each row, or of a node to the text and to what its mask says."""
         kernels, (n, _, size), meta = self.kernels, queries.shape, self._row_meta(queries.shape[2])
@@ -144,6 +129,7 @@ class FusedModel(LeanModel):
         mixtures = None if parts == 1 else queries.new_empty(kv, parts, n * groups, size, dtype=torch.float32)
         made, window = (tops, sums, mixtures, out), self.family.views[layer.view].window or 0
         numbers, grid = (n, groups, keys.shape[1], window, portion, self.family.score_scale), (kv, parts, blocks)
+        text, _, masks = nodes or (None, None, None)
         options = {"META": meta, "num_warps": kernels.WARPS, "text": text, "masks": masks}
         self._launch("attend", kernels.attend, grid, queries, keys, values, start, *made, *numbers, **options)
         if mixtures is not None:

@@ -77,14 +77,10 @@ class GraphCache(LeanCache):
         moved = [(self.length + to, self.length + node) for to, node in enumerate(nodes) if to != node]
         if moved:
             to, of = sent(moved, self.device).unbind(1)
-            for whole in self._static_planes():
+            for first in (self.keys[0], self.values[0]):  # layers lie one behind the other: `LeanModel.planes`
+                whole = first.as_strided((len(self.keys), *first.shape), (first.numel(), *first.stride()))
                 whole.index_copy_(2, to, whole.index_select(2, of))
         self.length += len(nodes)
-
-    def _static_planes(self) -> list[Float[Tensor, "layers kv capacity size"]]:
-        """Keys and values of all layers, which lie one behind the other (`LeanModel.planes`)."""
-        firsts, num = (self.keys[0], self.values[0]), len(self.keys)
-        return [first.as_strided((num, *first.shape), (first.numel(), *first.stride())) for first in firsts]
 
 
 class GraphModel(LeanModel):

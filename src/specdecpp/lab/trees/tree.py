@@ -150,12 +150,11 @@ class Tree:
         if branching.top is None:
             new = [one for one in self.open.values() if one.top is None]
             top = torch.stack([one.row for one in new]).topk(min(LIKELIEST, len(branching.row)))
-            for one, ids, chances in zip(new, top.indices.tolist(), top.values.tolist(), strict=True):
-                one.top = list(zip(ids, chances, strict=True))
-        assert branching.top is not None
+            for one, *row in zip(new, top.indices.tolist(), top.values.tolist(), strict=True):
+                one.top = list(zip(*row, strict=True))
         drawn = {self.tokens[child] for child in branching.children}
         left = 1.0 - sum(self.chances[child] for child in branching.children)
-        return [min(1.0, q / left) for token, q in branching.top if token not in drawn and q > 0] if left > 0 else []
+        return [min(1.0, q / left) for token, q in branching.top or () if token not in drawn and q > 0] if left > 0 else []
 
     def branch(self, node: int, row: Float[Tensor, " V"]) -> None:
         """Open a node whose distribution is `row`, which sums to 1."""

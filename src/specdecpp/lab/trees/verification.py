@@ -132,8 +132,7 @@ def walked(
                 accepted = child
                 break
         if accepted is None:
-            verdict = {"path": tuple(path), "next_token": token_after(node), "tried": tuple(tried)}
-            return TreeVerdict(**verdict, overlaps=tuple(overlaps))
+            return TreeVerdict(path=tuple(path), next_token=token_after(node), tried=tuple(tried), overlaps=tuple(overlaps))
         path.append(accepted)
         node = accepted
 

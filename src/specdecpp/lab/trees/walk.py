@@ -10,7 +10,7 @@ from specdecpp.backends.graphs.cache import sent
 from specdecpp.backends.graphs.trees import sibling_tests
 from specdecpp.backends.graphs.verdicts import pick
 from specdecpp.lab.trees.tree import ROOT, Tree
-from specdecpp.lab.trees.verification import TreeVerdict, following, walked
+from specdecpp.lab.trees.verification import Test, TreeVerdict, following, walked
 from specdecpp.sampling import Uniforms
 from specdecpp.verify import GreedyVerification, TokenVerification, Verification
 
@@ -45,14 +45,10 @@ def _rejecting(tree: Tree, p: Float[Tensor, "n V"], nodes: Sequence[int], unifor
         left = p.index_copy(0, at, rows)
     after = pick(left, p.new_full((len(p),), coins[-1], dtype=torch.float64))
     told = iter(torch.cat([*found, after.double()]).tolist())
-    tests: dict[int, tuple[float, float]] = {}
-    for rank in ranks:
-        chances, commons = ([next(told) for _ in rank] for _ in range(2))
-        tests.update(zip(rank, zip(chances, commons, strict=True), strict=True))
+    tests = [dict(zip(rank, told, strict=False)) for rank in ranks for _ in range(2)]  # chances and overlaps, rank by rank
     token_after = dict(zip(nodes, map(int, told), strict=True))
-    return walked(
-        tree,
-        lambda child, chance: coins[child] < chance,
-        lambda node: [(child, *tests[child]) for child in tree.children(node)],
-        token_after.__getitem__,
-    )
+
+    def of(node: int) -> list[Test]:
+        return [(child, tests[2 * j][child], tests[2 * j + 1][child]) for j, child in enumerate(tree.children(node))]
+
+    return walked(tree, lambda child, chance: coins[child] < chance, of, token_after.__getitem__)
