@@ -11,22 +11,20 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.backends.graphs.cache import WIDTHS, StaticCache, bucket, sent
+from specdecpp.backends.graphs.cache import StaticCache, bucket, sent
 from specdecpp.backends.graphs.model import GraphCache
+from specdecpp.backends.graphs.steps import MOST
 from specdecpp.sampling import Sampling, Uniforms, penalised, probabilities
 from specdecpp.step import Request
 from specdecpp.verify import overlap
 
 ROOT = -1
 """The text, as a node."""
-MOST = WIDTHS[-1] - 1
-"""The most nodes: the target reads them and the token before them."""
 
 
 def believed(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
@@ -121,7 +119,8 @@ class Offered:
 
     def __init__(self, draft: Passes, tree: Any, sampling: Sampling, uniforms: Uniforms | None):
         self._draft, self._tree, self._sampling, self._uniforms = draft, tree, sampling, uniforms
-        self._places, self._num_drawn, self._found = dict[int, int](), 0, np.empty(0)
+        self._places, self._num_drawn = dict[int, int](), 0
+        self._found: Any = None
 
     def rows(self, nodes: Sequence[int], num: int) -> Float[Tensor, "n V"]:
         """q after nodes that the draft has just read; each is offered `num` children."""
@@ -148,9 +147,7 @@ class Offered:
             token, chance = self._found[:, rank, self._places[node], place]
             if chance > 0 and token not in opened.tokens:
                 opened.known[int(token)] = float(chance)
-                self._num_drawn += 1
-                if uniforms is not None:
-                    uniforms.take(1)
+                self._num_drawn += len(uniforms.take(1)) if uniforms else 1
                 return int(token)
         drawn = self._tree.draw(node, uniforms)
         self._num_drawn += drawn is not None

@@ -11,6 +11,7 @@ node the step is the chain's, to the last bit of what is drawn and decided where
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -70,13 +71,11 @@ def run(plan: Plan) -> Result:
     made = penalised if request.verification.greedy_only else probabilities
     seen, coins = None if request.seen is None else request.seen.to(rows[0].device), request.randomness[1]
 
-    def distribution(node: int) -> Tensor:
-        return made(logits[node], request.sampling, with_path(seen, tree, node))
-
-    if grower.offered is None or not isinstance(coins, Uniforms):
-        verdict = verified(request.verification, tree, distribution, coins)
-    else:
+    if grower.offered is not None and isinstance(coins, Uniforms):
         verdict = walk.verified(request.verification, tree, made(rows, request.sampling), nodes, coins)
+    else:
+        p = {node: partial(made, row, request.sampling, with_path(seen, tree, node)) for node, row in logits.items()}
+        verdict = verified(request.verification, tree, lambda node: p[node](), coins)
     target.end(verdict.path, is_read=True)
     grower.draft.end(verdict.path)
     order = [*verdict.path, *(node for node in tree.kept if node not in verdict.path)]
@@ -213,7 +212,7 @@ class _Grower:
         tree, logits = self.tree, self.draft.read(nodes)
         if self.offered is not None:
             policy: Any = self._request.policy
-            return self.offered.rows(nodes, policy.most_children(tree))
+            return list(self.offered.rows(nodes, policy.most_children(tree)))
         rows = zip(nodes, logits, strict=True)
         return [believed(row, self._request.sampling, with_path(self._seen, tree, node)) for node, row in rows]
 

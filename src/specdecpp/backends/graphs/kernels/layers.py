@@ -171,6 +171,7 @@ def attend(
     query = tl.load(queries + place[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
     top = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    mask, behind_text = 0, 0
     if masks is not None:
         mask, behind_text = tl.load(masks + row // groups, mask=is_row, other=0), tl.load(text).to(tl.int32)
     mixed = tl.zeros((ROWS, META.block), tl.float32)
