@@ -24,6 +24,9 @@ Stages, for each pair in turn. Every figure is written as soon as it is there, s
                 and by transformers with a static cache and torch.compile; `first_s` is the first answer, with all recordings
     together    tokens per second of 1, 2, 4 and 8 requests whose steps share passes, and of as many one after the other
 
+    trees       only where `--stages steps,trees` asks: trees of the lab, static and by costs, beside chains of fixed length,
+                the default and the target alone, as in `speed`; first what a tree pass takes, and offering its children
+
 A stage for which there is no time left (`--budget`) is left out, and the result says so.
 """
 
@@ -49,9 +52,11 @@ import specdecpp as sd
 from specdecpp.backends import EagerModel, GraphModel
 from specdecpp.backends.graphs.cache import WIDTHS
 from specdecpp.backends.graphs.engine import Device
+from specdecpp.backends.graphs.trees import Offers
 from specdecpp.costs import CostClock
 from specdecpp.costs.measuring import measure
 from specdecpp.decoder import encode, finished, run
+from specdecpp.lab.trees import parse_tree
 from specdecpp.policies.head import costs_for
 from specdecpp.policies.learning import Experience
 from specdecpp.sampling import streams
@@ -90,6 +95,7 @@ TINY = {
 DRAFT_LAYERS = {"1b": 2, "8b": 3}
 ACCEPTANCE, LOGIT_SPREAD = 0.75, 4.0
 K, LENGTHS = 4, (1, 2, 4, 8)
+TREES = ("costs", "2x1x1x1", "3x1x1x1", "2x2x1x1", "4x2x1x1", "3x2x2x1")
 COMPILING_S = 75  # what torch.compile of a large model may take
 PARTS = ("draft_s", "head_s", "verify_s", "other_s")
 SAMPLINGS = {
@@ -429,10 +435,40 @@ def engines(models: Models, pairs: dict[str, sd.Pair]) -> Iterator[tuple[str, st
     yield "transformers", setting, lambda: theirs(models, cache_implementation="static", disable_compile=not is_compiled)
 
 
-def speed(result: Result, models: Models, pairs: dict[str, sd.Pair], *, num_tokens: int, cycles: int) -> None:
+def tree_engines(models: Models, pairs: dict[str, sd.Pair]) -> Iterator[tuple[str, str, Callable[[], Engine]]]:
+    """Trees beside chains: (name, setting, how to make it)."""
+    policies: dict[str, sd.Policy] = {"target alone": sd.Fixed(k=0), "default": sd.CostAware()}
+    policies |= {f"K = {k}": sd.Fixed(k=k) for k in LENGTHS}
+    policies |= {f"tree {shape}": parse_tree(shape) for shape in TREES}
+    for setting, policy in policies.items():
+        yield "graphs", setting, lambda policy=policy: ours(models, pairs["graphs"], policy)
+
+
+def tree_passes(result: Result, models: Models, pair: sd.Pair, repetitions: int) -> None:
+    """A pass of the target over the nodes of a tree, and offering four children to the nodes of a draft pass."""
+    target, draft = pair.target.new_cache(), pair.draft.new_cache()
+    target.extend([5] * 96, rows=1)
+    for width in (5, 17, 33):
+        with torch.inference_mode():
+            target.read_nodes([5] * width, [1 | 1 << i for i in range(width)])
+            program = target.static.pass_over(width, target.make_room(96 + WIDTHS[-1]), is_tree=True)
+            result.add(
+                "trees", models.name, what=f"tree pass of {width}", ms=ms(seconds_of(program, models.device, repetitions))
+            )
+    for width in (1, 5):
+        with torch.inference_mode():
+            offers = Offers(draft.static, sd.Sampling(), width, 4, is_drawn=True)
+            program = draft.static.program(("timed", width), offers, reset=lambda: None)
+            row = {"what": f"four children of {width}", "ms": ms(seconds_of(program, models.device, repetitions))}
+            result.add("trees", models.name, **row)
+
+
+def speed(
+    result: Result, models: Models, chosen: Iterator[tuple[str, str, Callable[[], Engine]]], *, num_tokens: int, cycles: int
+) -> None:
     """One engine after another, each warmed up and then timed; a row is the median of its runs. What records anew for a
     sampling is warmed up under each."""
-    for name, setting, make in engines(models, pairs):
+    for name, setting, make in chosen:
         of = {"engine": name, "setting": setting, "dtype": models.about["dtype"]}
         if result.left_s < 0 or ("compiled" in setting and result.budget_s - result.seconds < COMPILING_S):
             result.add("speed", models.name, **of, left_out="no time left")
@@ -486,7 +522,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy models and few tokens: to try the stages")
     parser.add_argument("--pairs", default="reference,1b,8b")
-    parser.add_argument("--stages", default="steps,waits,speed,together")
+    parser.add_argument("--stages", type=lambda text: text.split(","), default=["steps", "waits", "speed", "together"])
     parser.add_argument("--cycles", type=int, default=2, help="runs of every engine under every sampling")
     parser.add_argument("--budget", type=float, default=480.0, help="seconds after which nothing new is begun")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
@@ -503,7 +539,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     rate = bandwidth(device, 2**20 if args.tiny else 2**30)
     result.add("memory", "", gigabytes_per_second=round(rate / 1e9, 1))
-    names, stages = args.pairs.split(","), args.stages.split(",")
+    names = args.pairs.split(",")
     for place, name in enumerate(names, 1):
         result.share = place / len(names)  # what one pair leaves goes to the next
         if result.left_s < 0:
@@ -512,15 +548,19 @@ def main(arguments: list[str] | None = None) -> None:
         models = reference(args.device) if name == "reference" else correlated(name, args.device, is_tiny=args.tiny)
         result.add("pair", name, **models.about)
         pairs = pairs_of(models)
-        size = {"num_tokens": 8 if args.tiny else 96, "cycles": 1 if args.tiny else args.cycles}
-        if "steps" in stages:
-            steps(result, models, pairs["graphs"], rate, 3 if args.tiny else 200)
-        if "waits" in stages:
+        repetitions = 3 if args.tiny else 200
+        timing = {"num_tokens": 8 if args.tiny else 96, "cycles": 1 if args.tiny else args.cycles}
+        if "steps" in args.stages:
+            steps(result, models, pairs["graphs"], rate, repetitions)
+        if "waits" in args.stages:
             waits(result, models, pairs["graphs"])
-        if "together" in stages:
-            together(result, models, pairs["graphs"], **size)
-        if "speed" in stages:
-            speed(result, models, pairs, **size)
+        if "together" in args.stages:
+            together(result, models, pairs["graphs"], **timing)
+        if "trees" in args.stages:
+            tree_passes(result, models, pairs["graphs"], repetitions)
+            speed(result, models, tree_engines(models, pairs), **timing)
+        if "speed" in args.stages:
+            speed(result, models, engines(models, pairs), **timing)
         del models, pairs
         if device.type == "cuda":
             torch.cuda.empty_cache()

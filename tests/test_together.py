@@ -37,13 +37,16 @@ def pair() -> Pair:
     return pair_of()
 
 
-def started(pair: Pair, num: int, **options: Any) -> list[Session]:
-    """Requests of different rules, prompts and lengths; that of the longest prompt outgrows its cache."""
+def started(pair: Pair, num: int, *, has_seed: bool = False, **options: Any) -> list[Session]:
+    """Requests of different rules, prompts and lengths; that of the longest prompt outgrows its cache. Without `has_seed` they
+    do not ask for the same answer again, and share passes."""
     found = []
     for i in range(num):
         policy, verification = RULES[i % len(RULES)]
         decoder = Decoder(pair, policy=policy, reuses=False, **({"verification": verification} if verification else {}))
         found.append(decoder.start(PROMPTS[i], seed=i, max_tokens=24, ignore_eos=True, **options))
+        for stream in found[-1]._uniforms:
+            stream.has_seed = has_seed
     return found
 
 
@@ -75,6 +78,13 @@ def test_requests_say_together_what_they_say_alone(num: int, how: str, pair: Pai
         assert not shared
         assert told(started(pair, num, **HOW[how])) == expected
     assert max(shared) == num
+
+
+def test_a_seed_gives_its_answer_whoever_else_is_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a request with a seed in a pass whose products round otherwise."""
+    monkeypatch.setattr(engine, "together", lambda _: pytest.fail("shared"))
+    with unchecked():
+        told(started(pair, 3, has_seed=True, temperature=1.0))
 
 
 def test_logits_of_ragged_parts_are_those_of_each(pair: Pair) -> None:

@@ -3,7 +3,8 @@
     prefill -> draft -> verify -> commit -> learn
 
 `Decoder` and the server run the same `step`. Requests whose engine has batches share passes, and each gets what it would get
-alone, to the bit. The others go one after the other, and of their prompts one is read in a step.
+alone: to the bit in compiled code, and with a seed on a GPU, where it shares none; products over other numbers of rows round
+otherwise there. The others go one after the other, and of their prompts one is read in a step.
 """
 
 from collections.abc import Callable, Sequence

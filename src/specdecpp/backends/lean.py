@@ -238,9 +238,9 @@ class LeanModel(EagerModel):
         parts = qk.split((self._heads, self._kv_heads), 1)
         return torch.cat([norm(part) for part, norm in zip(parts, norms, strict=True)], 1)
 
-    def planes(self, length: int) -> list[Tensor]:
-        """Zeros [kv heads, length, head size] for the keys, or the values, of each layer."""
-        return [self._embedding.new_zeros(self._kv_heads, length, self._head_size) for _ in self._layers]
+    def planes(self, length: int) -> Float[Tensor, "layers kv length size"]:
+        """Zeros for the keys, or the values, of all layers."""
+        return self._embedding.new_zeros(len(self._layers), self._kv_heads, length, self._head_size)
 
 
 def _norm_of(weight: Tensor, *, eps: float, offset: float) -> Norm:

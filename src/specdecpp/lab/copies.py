@@ -23,7 +23,7 @@ from specdecpp.drafters.copying import propose, tested
 from specdecpp.lab.around import Around
 from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.learning import Account, Gains
-from specdecpp.policies.protocol import FREE, NO_PAST, Decision, Given, Policy, Rule, rule_of
+from specdecpp.policies.protocol import FREE, NO_PAST, Given, Policy, Rule, rule_of
 from specdecpp.scheduler import Reading
 from specdecpp.step import Host, Plan, Request, Result
 
@@ -148,7 +148,7 @@ class Either:
         assert isinstance(policy, WithCopies)
         assert costs is not None, "the session gives costs to a policy that needs them"
         copies, model = self._of(plan.request)
-        decision = _decision(plan.decision, policy.copies, memory.copies, FREE)
+        decision = plan.decision.of(policy.copies, memory.copies, FREE)
         copied = Plan(copies, plan.tokens, decision, copied_costs(costs), plan.wants_rows)
         started = perf_counter()
         found = propose(copied)
@@ -157,7 +157,7 @@ class Either:
             result.expected_s, result.extra = copied_costs(costs).step_s(result.num_drafted), COPIED
             self._behind[plan.request] = True
             return result
-        decision = _decision(plan.decision, policy.policy, memory.memory, plan.decision.rule)
+        decision = plan.decision.of(policy.policy, memory.memory, plan.decision.rule)
         (result,) = self._host.run([Plan(model, plan.tokens, decision, costs, plan.wants_rows)])
         if self._behind.get(plan.request) and result.num_drafted:
             result.expected_s = costs.step_s(result.num_drafted) + catch_up_s(costs)
@@ -172,13 +172,6 @@ class Either:
             copies = replace(request, draft=drafter, policy=policy.copies)
             self._parts[request] = copies, replace(request, policy=policy.policy)
         return self._parts[request]
-
-
-def _decision(whole: Decision, part: Policy, memory: Any, rule: Rule | None) -> Decision:
-    """The decision of one of the rules that a policy is made of."""
-    limit = min(part.limit(memory), whole.limit)
-    is_cut = whole.is_cut and limit == whole.limit
-    return replace(whole, policy=part, memory=memory, limit=limit, rule=rule, is_cut=is_cut)
 
 
 EITHER = Either()

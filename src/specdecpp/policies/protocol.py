@@ -324,6 +324,11 @@ class Decision:
         """Tell whether there may be a draft token at all."""
         return self.limit > 0 and not (self.rule is not None and self.rule.threshold(0) > 1.0)
 
+    def of(self, policy: Policy, memory: Any, rule: Rule | None) -> "Decision":
+        """The decision of one of the rules that this policy is made of."""
+        limit = min(policy.limit(memory), self.limit)
+        return Decision(policy, memory, limit, rule, self.is_cut and limit == self.limit, self.max_with_forced)
+
     def read(self, judged: Sequence[float]) -> list[float]:
         """Estimates as the rule reads them."""
         return list(judged) if self.rule is None else self.rule.read(judged)

@@ -85,6 +85,7 @@ def compiled(kind: str, dtype: torch.dtype, capability: int) -> Counter[str]:
         backend.make_room(span - 33)
         static._tables[span] = [angles.at(0, span) for angles in body._angles]
         static._pass(width, span)
+        static._pass(width, span, static.nodes)
         slots = backend.model.slots
         slots.body, slots._tables = body, static._tables
         slots._pass(8, min(width, 5), span)

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from distributions import unchecked
 from kinds import TEXT, built
+from test_graph_trees import PARENTS, check_tree
 
 import specdecpp as sd
 from specdecpp.backends import EagerModel, GraphModel, LeanModel
@@ -177,3 +178,13 @@ def test_every_kernel_compiles() -> None:
     done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.splitlines()) == 9
+
+
+@pytest.mark.parametrize(("variant", "config"), [("qwen2", WIDE_HEADS), ("qwen3", {"num_hidden_layers": 1})])
+@pytest.mark.parametrize(("shape", "length"), [("twigs", 20), ("full", 260)])
+def test_nodes_of_a_tree_read_as_their_branches(variant: str, config: dict[str, Any], shape: str, length: int) -> None:
+    """Catches a mask of another row, bits counted from another place, and an angle by the place: both kernels that turn."""
+    model = LeanModel(built(variant, **config | {"max_position_embeddings": 1024}).to(DEVICE), probe=False)
+    cache = graphs(built(variant, **config | {"max_position_embeddings": 1024}))
+    with unchecked():
+        check_tree(cache, model, PARENTS[shape], length, [1, 4], atol=1e-4, rtol=1e-4)

@@ -5,7 +5,7 @@ power of two, and hides those past its own; it has `WIDTHS` rows, of which the l
 the next pass overwrites what they write. Without a GPU the same work is called instead of replayed.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.backends.graphs.layers import FusedModel
+from specdecpp.backends.graphs.layers import FusedModel, Nodes
 from specdecpp.backends.lean import Attend, LeanModel
 from specdecpp.errors import BackendError
 
@@ -45,6 +45,11 @@ def span_of(length: int) -> int:
 def free_bytes(device: torch.device) -> int:
     """Memory of a GPU that nobody holds; none is counted elsewhere, where caches grow with their texts."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """Numbers on their way to a device: nobody waits for what was queued there."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 class Cuda:
@@ -87,7 +92,7 @@ def _rehearse(work: Program, reset: Callable[[], object]) -> None:
     reset()
 
 
-class Recorder:
+class RecordedPasses:
     """Programs that were recorded over the inputs and outputs of a model's passes, of `num` sequences at most."""
 
     def __init__(self, body: LeanModel, num: int = 1):
@@ -110,22 +115,30 @@ class Recorder:
             self._tables[span] = [angles.at(0, span) for angles in self.body._angles]
         return self._tables[span]
 
-    def attending(self, x: Float[Tensor, "n D"], start: Int[Tensor, " slots"], span: int) -> Attend:
+    def attending(self, x: Float[Tensor, "n D"], start: Int[Tensor, " slots"], span: int, nodes: Nodes | None = None) -> Attend:
         """Attention of rows from `start`, whose keys and values it puts into the cache, by operations of torch."""
         raise NotImplementedError
 
-    def _read(self, tokens: Int[Tensor, " n"], start: Int[Tensor, " slots"], span: int, *where: Any) -> None:
-        """Put tokens through all layers at start, start + 1, ... of each slot, and through the output layer. `where` are keys,
-        values and places of `FusedModel.read_static`."""
+    def _read(
+        self,
+        tokens: Int[Tensor, " n"],
+        start: Int[Tensor, " slots"],
+        span: int,
+        keys: list[Tensor],
+        values: list[Tensor],
+        **more: Any,
+    ) -> None:
+        """Put tokens through all layers at start, start + 1, ... of each slot, and through the output layer; the arguments
+        are those of `FusedModel.read_static`."""
         body, hidden, logits = self.body, self.hidden[: len(tokens)], self.logits[: len(tokens)]
         if isinstance(body, FusedModel):
-            body.read_static(tokens, start, span, self.tables(span), hidden, *where)
+            body.read_static(tokens, start, span, self.tables(span), hidden, keys, values, **more)
             if body.output_ids is None:
                 body.logits(hidden, logits)
                 return
         else:
             x = F.embedding(tokens, body._embedding)
-            hidden.copy_(body._norm(body._through(x, self.attending(x, start, span))))
+            hidden.copy_(body._norm(body._through(x, self.attending(x, start, span, more.get("nodes")))))
         logits.copy_(body._score(hidden))
 
     def program(self, key: Hashable, work: Program, *, reset: Callable[[], object]) -> Program:
@@ -159,7 +172,7 @@ class Recorder:
             self.graphs.settle()
 
 
-class StaticCache(Recorder):
+class StaticCache(RecordedPasses):
     """Keys and values [kv heads, capacity, head size] of every layer, and the programs that were recorded over them. Where a
     pass starts is an argument on the device; the length of the text is its `GraphCache`'s."""
 
@@ -167,22 +180,31 @@ class StaticCache(Recorder):
         super().__init__(body)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.offers: dict[Hashable, Any] = {}  # `trees.Offers`
         self._places: tuple[int, Tensor] | None = None
-        self.inputs = torch.zeros(1 + WIDTHS[-1], dtype=torch.long, device=self.device)  # where it starts, then tokens
+        sheet = self.sheet = torch.zeros(2 + 3 * WIDTHS[-1], dtype=torch.long, device=self.device)
+        self.inputs, nodes = sheet[: 1 + WIDTHS[-1]], sheet[1 + WIDTHS[-1] :]  # where it starts, then tokens
+        self.nodes = nodes[:1], nodes[1 : 1 + WIDTHS[-1]], nodes[1 + WIDTHS[-1] :]  # see `GraphCache.read_nodes`
 
     @property
     def capacity(self) -> int:
         return self.keys[0].shape[1] if self.keys else 0
 
-    def attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int) -> Attend:
-        positions = start + torch.arange(len(x), device=self.device)
-        ahead = torch.arange(span, device=self.device) - positions.unsqueeze(1)
+    def attending(self, x: Float[Tensor, "W D"], start: Int[Tensor, " 1"], span: int, nodes: Nodes | None = None) -> Attend:
+        cells = torch.arange(span, device=self.device)
+        places = positions = start + cells[: len(x)]
+        ahead = cells - places.unsqueeze(1)
+        is_later = ahead > 0
+        if nodes is not None:
+            text, positions, masks = nodes
+            own = cells - text
+            is_later = (own >= 0) & ((masks.unsqueeze(1) >> own.clamp(0, 62)) & 1 == 0)
         seen = []
         for view, tables in zip(self.body.family.views, self.tables(span), strict=True):
-            is_hidden = ahead > 0 if view.window is None else (ahead > 0) | (ahead <= -view.window)
+            is_hidden = is_later if view.window is None else is_later | (ahead <= -view.window)
             mask = x.new_zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
             seen.append((*(table.index_select(0, positions) for table in tables), mask))
-        return self.body._attending(seen, partial(self._put, positions, span))
+        return self.body._attending(seen, partial(self._put, places, span))
 
     def places(self, anchor: Tensor) -> Int[Tensor, "layers 3"]:
         """Where keys and values of each layer lie, counted in elements from another tensor, and the capacity."""
@@ -198,12 +220,16 @@ class StaticCache(Recorder):
         self.values[i].index_copy_(1, positions, v)
         return self.keys[i][:, :span], self.values[i][:, :span]
 
-    def pass_over(self, width: int, span: int) -> Program:
-        """Reads `inputs`, fills `hidden` and `logits`."""
+    def pass_over(self, width: int, span: int, *, is_tree: bool = False) -> Program:
+        """Reads `inputs`, with `is_tree` also `nodes`; fills `hidden` and `logits`."""
         behind = span - WIDTHS[-1]  # every text that ends in this span
-        return self.program(
-            ("pass", width, span), partial(self._pass, width, span), reset=lambda: self.inputs[:1].fill_(behind)
-        )
+        if not is_tree:
+            work = partial(self._pass, width, span)
+            return self.program(("pass", width, span), work, reset=lambda: self.inputs[:1].fill_(behind))
+        (text, positions, masks), rest = self.nodes, torch.zeros_like(self.sheet)
+        rest[:1] = rest[len(self.inputs)] = behind
+        work = partial(self._pass, width, span, (text, positions[:width], masks[:width]))
+        return self.program(("tree", width, span), work, reset=lambda: self.sheet.copy_(rest))
 
-    def _pass(self, width: int, span: int) -> None:
-        self._read(self.inputs[1 : 1 + width], self.inputs[:1], span, self.keys, self.values)
+    def _pass(self, width: int, span: int, nodes: Nodes | None = None) -> None:
+        self._read(self.inputs[1 : 1 + width], self.inputs[:1], span, self.keys, self.values, nodes=nodes)

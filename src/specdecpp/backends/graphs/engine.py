@@ -79,13 +79,15 @@ class Device:
         for reading in readings:
             reading.read()
         results: dict[int, Result] = {}
-        batches: dict[Any, list[Plan]] = defaultdict(list)  # requests over the same weights
+        batches: dict[Any, list[Plan]] = defaultdict(list)  # requests over the same weights; those with a seed alone
         for plan in plans:
             if plan.decision.rule is None or plan.decision.limit > MOST:
                 (results[id(plan)],) = Host().run([plan])
             else:
-                batches[plan.request.target.model, plan.request.draft.model].append(plan)
-        for models, batch in batches.items():
+                uniforms: Any = plan.request.randomness[0]
+                alone = plan if uniforms.has_seed else None
+                batches[plan.request.target.model, plan.request.draft.model, id(alone)].append(plan)
+        for (*models, _), batch in batches.items():
             num = NUMS[-1] if len(batch) > 1 and all(model.slots.can_share for model in models) else 1
             for some in (batch[at : at + num] for at in range(0, len(batch), num)):
                 steps = [self._steps(plan.request) for plan in some]

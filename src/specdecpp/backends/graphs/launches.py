@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.backends.graphs.cache import Recorder
+from specdecpp.backends.graphs.cache import RecordedPasses
 from specdecpp.backends.graphs.layers import FusedModel
 from specdecpp.policies.protocol import Evidence
 from specdecpp.sampling import Sampling
@@ -20,7 +20,7 @@ _LARGEST = 2**20
 _KINDS = {Evidence.LAST_Q: 1, Evidence.PRODUCT_OF_Q: 2, Evidence.NEGATIVE_ENTROPY: 3, Evidence.SURVIVAL: 4}
 
 
-def launches_over(cache: Recorder, num_rows: int, *both: Recorder) -> "RowKernels | None":
+def launches_over(cache: RecordedPasses, num_rows: int, *both: RecordedPasses) -> "RowKernels | None":
     """Launches over the first rows of passes, with memory that stays with the cache; None where one of the two models has no
     kernels for what follows its passes."""
     if not all(isinstance(of.body, FusedModel) and of.logits.shape[1] <= _LARGEST for of in both):

@@ -22,9 +22,12 @@ _WHOLE = 256
 _ACTIVATED = 1024
 """Outputs of a program of `products.activate`."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_Tables = list[tuple[Tensor, Tensor]]
+_Two = tuple[Tensor, Tensor]
 _Where = tuple[Tensor, Tensor, Tensor | None]
 """Keys and values of a layer, and the places of slots."""
+Nodes = tuple[Int[Tensor, " 1"], Int[Tensor, " n"], Int[Tensor, " n"]]
+"""Rows that are nodes of a tree behind a text: the text's length, their positions, and as bits which of the next 62 places each
+of them sees."""
 
 
 @dataclass(slots=True)
@@ -57,11 +60,12 @@ class FusedModel(LeanModel):
         tokens: Int[Tensor, " n"],
         start: Int[Tensor, " slots"],
         span: int,
-        tables: _Tables,
+        tables: list[_Two],
         out: Float[Tensor, "n D"],
         keys: list[Tensor],
         values: list[Tensor],
         places: Int[Tensor, "layers 3 SLOTS"] | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
         """Put into `out` the states that the output layer reads: n rows from `start`, in caches [kv heads, capacity, size] of
         each layer; with `places` (`kernels.layers`) n / slots rows of each slot. Texts end within `span`."""
@@ -70,8 +74,8 @@ class FusedModel(LeanModel):
         self._settle(rows, self._embedding, tokens=tokens)
         for i, layer in enumerate(self._layers):
             where = keys[i], values[i], None if places is None else places[i]
-            queries = self._queries(rows, layer, start, tables[layer.view], where)
-            mixed = self._mixed(queries, layer, start, span, where)
+            queries = self._queries(rows, layer, start, tables[layer.view], where, nodes)
+            mixed = self._mixed(queries, layer, start, span, where, nodes)
             self._add("out", rows, mixed, layer.out, layer.out_norm, layer.mlp_norm)
             gated = self._through_gate(rows, layer.gate_up)
             last = i + 1 == len(self._layers)
@@ -95,10 +99,10 @@ class FusedModel(LeanModel):
         rows.squares = None
 
     def _queries(
-        self, rows: _Stream, layer: _Layer, start: Tensor, tables: tuple[Tensor, Tensor], where: _Where
+        self, rows: _Stream, layer: _Layer, start: Tensor, tables: _Two, where: _Where, nodes: Nodes | None
     ) -> Float[Tensor, "n heads size"]:
         """Queries, turned; keys and values are put into the cache."""
-        keys, values, places = where
+        (keys, values, places), positions = where, None if nodes is None else nodes[1]
         n, size, heads, kv, capacity = len(rows.x), self._head_size, self._heads, self._kv_heads, keys.shape[1]
         width = n // len(start)
         queries = rows.x.new_empty(n, heads, size)
@@ -106,7 +110,7 @@ class FusedModel(LeanModel):
         if shape and layer.head_norms is None and len(self._turned) == 2 and size % shape.block == 0:
             own = (*rows.scale, layer.qkv_bias, *tables, start, queries, keys, values, heads, kv, capacity, size)
             own += places, width
-            self._multiply("queries", self.products.turn, rows.h, layer.qkv, shape, *own)
+            self._multiply("queries", self.products.turn, rows.h, layer.qkv, shape, *own, positions=positions)
             return queries
         qkv = rows.x.new_empty(n, layer.qkv.shape[1])
         self._project("queries", rows.h, layer.qkv, qkv, rows=rows, bias=layer.qkv_bias)
@@ -114,12 +118,16 @@ class FusedModel(LeanModel):
         tensors = qkv, *tables, q_norm and q_norm.weight, k_norm and k_norm.weight, start, queries, keys, values
         numbers = (q_norm or layer.norm).eps, (q_norm or layer.norm).divisor, kv, capacity, self._turned[0], places, width
         grid, meta = (n, heads + 2 * kv), self._row_meta(size)
-        self._launch("rotate", self.kernels.rotate, grid, *tensors, *numbers, META=meta, num_warps=1)
+        options = {"META": meta, "num_warps": 1, "positions": positions}
+        self._launch("rotate", self.kernels.rotate, grid, *tensors, *numbers, **options)
         return queries
 
-    def _mixed(self, queries: Tensor, layer: _Layer, start: Tensor, span: int, where: _Where) -> Float[Tensor, "n E"]:
-        """Attention to the text up to each row."""
-        (keys, values, places), kernels, (n, _, size), meta = self.kernels, queries.shape, self._row_meta(queries.shape[2])
+    def _mixed(
+        self, queries: Tensor, layer: _Layer, start: Tensor, span: int, where: _Where, nodes: Nodes | None
+    ) -> Float[Tensor, "n E"]:
+        """Attention to the text up to each row, or of a node to the text and to what its mask says."""
+        (keys, values, places), kernels = where, self.kernels
+        (n, _, size), meta = queries.shape, self._row_meta(queries.shape[2])
         kv, groups = self._kv_heads, self._heads // self._kv_heads
         width, most = n // len(start), span // kernels.POSITIONS.value
         blocks = len(start) * -(-width * groups // kernels.ROWS.value)
@@ -129,7 +137,8 @@ class FusedModel(LeanModel):
         mixtures = None if parts == 1 else queries.new_empty(kv, parts, n * groups, size, dtype=torch.float32)
         made, window = (tops, sums, mixtures, out), self.family.views[layer.view].window or 0
         numbers, grid = (width, groups, keys.shape[1], window, portion, self.family.score_scale), (kv, parts, blocks)
-        options = {"META": meta, "num_warps": kernels.WARPS}
+        text, _, masks = nodes or (None, None, None)
+        options = {"META": meta, "num_warps": kernels.WARPS, "text": text, "masks": masks}
         self._launch("attend", kernels.attend, grid, queries, keys, values, start, *made, *numbers, places, **options)
         if mixtures is not None:
             numbers, grid = (groups, parts, kernels.PARTS), (kv, n * groups)
@@ -186,14 +195,14 @@ class FusedModel(LeanModel):
         return in_steps(outputs, rows, size) if shape is None and squares is not None else shape
 
     def _multiply(
-        self, kind: str, kernel: Any, h: Tensor, weight: Tensor, shape: Tiling, squares: Tensor | None, *own: Any
+        self, kind: str, kernel: Any, h: Tensor, weight: Tensor, shape: Tiling, squares: Tensor | None, *own: Any, **more: Any
     ) -> None:
         """A product of rows h; the kernel's own arguments follow those that all have."""
         n, (size, outputs) = len(h), weight.shape
         meta = self._meta(kind, shape, n, size, squares)
         tensors, strides = (h, weight, n, size), (weight.stride(1), weight.stride(0))
         grid = (-(-outputs // shape.block),)
-        self._launch(kind, kernel, grid, *tensors, *strides, squares, *own, META=meta, num_warps=shape.groups)
+        self._launch(kind, kernel, grid, *tensors, *strides, squares, *own, **more, META=meta, num_warps=shape.groups)
 
     def _meta(self, kind: str, shape: Tiling, n: int, size: int, squares: Tensor | None) -> Meta:
         num_tiles = 0 if squares is None else len(squares)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from specdecpp.backends.graphs.cache import WIDTHS, StaticCache, bucket, free_bytes, span_of
+from specdecpp.backends.graphs.cache import WIDTHS, StaticCache, bucket, free_bytes, sent, span_of
 from specdecpp.backends.graphs.layers import fused
 from specdecpp.backends.graphs.slots import NUMS, Slots
 from specdecpp.backends.lean import LeanCache, LeanModel
@@ -49,6 +49,40 @@ class GraphCache(LeanCache):
             static.forget()
             super().make_room(max(span, self.model.reserved()))
         return span
+
+    @property
+    def takes_nodes(self) -> bool:
+        """True where `read_nodes` can be called: a node's place is not its position, by which windows go."""
+        return all(view.window is None for view in self.model.family.views)
+
+    @torch.inference_mode()
+    def read_nodes(self, tokens: Sequence[int], masks: Sequence[int], num_before: int = 0) -> Float[Tensor, "n V"]:
+        """Read nodes of a tree behind the text in one pass; logits after each, until the next pass.
+
+        Nodes are numbered from 0 since the last `keep` or `rollback`, so that `num_before` have been read; at most 33 in all.
+        The mask of a node has the bits of itself and of its ancestors. The length stays that of the text.
+        """
+        n, most, text, static = len(tokens), WIDTHS[-1], self.length, self.static
+        if num_before + n > most:
+            raise ValueError(f"a tree has at most {most} nodes, got {num_before + n}")
+        program = static.pass_over(bucket(n), self.make_room(text + most), is_tree=True)  # no growth between its passes
+        left, positions = [0] * (most - n), [text + mask.bit_count() - 1 for mask in masks]
+        padded = [1] * (most - n)  # rows that see the first node: it has been read
+        sheet = [text + num_before, *tokens, *left, text, *positions, *left, *masks, *padded]
+        static.sheet.copy_(sent(sheet, self.device), non_blocking=True)
+        program()
+        return static.logits[:n]
+
+    @torch.inference_mode()
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Append the nodes of a branch, in order, to the text; the others are forgotten."""
+        moved = [(self.length + to, self.length + node) for to, node in enumerate(nodes) if to != node]
+        if moved:
+            to, of = sent(moved, self.device).unbind(1)
+            for first in (self.keys[0], self.values[0]):  # layers lie one behind the other: `LeanModel.planes`
+                whole = first.as_strided((len(self.keys), *first.shape), (first.numel(), *first.stride()))
+                whole.index_copy_(2, to, whole.index_select(2, of))
+        self.length += len(nodes)
 
 
 class GraphModel(LeanModel):

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specdecpp.backends.graphs.cache import WIDTHS, Program, Recorder, StaticCache
-from specdecpp.backends.graphs.layers import FusedModel
+from specdecpp.backends.graphs.cache import WIDTHS, Program, RecordedPasses, StaticCache
+from specdecpp.backends.graphs.layers import FusedModel, Nodes
 from specdecpp.backends.lean import Attend, LeanModel
 
 NUMS = (2, 4, 8)
@@ -34,7 +34,7 @@ class Slot:
     logits: Float[Tensor, "W V"]
 
 
-class Slots(Recorder):
+class Slots(RecordedPasses):
     """Inputs [slots, 1 + W] and outputs of shared passes: rows of slot s follow those of slot s - 1."""
 
     def __init__(self, body: LeanModel):
@@ -77,9 +77,10 @@ class Slots(Recorder):
     def _pass(self, slots: int, width: int, span: int) -> None:
         spare = [self._spare] * len(self._table)
         tokens, start = self.inputs[:slots, 1 : 1 + width].reshape(-1).contiguous(), self.inputs[:slots, 0].contiguous()
-        self._read(tokens, start, span, spare, spare, self._table)
+        self._read(tokens, start, span, spare, spare, places=self._table)
 
-    def attending(self, x: Float[Tensor, "n D"], start: Int[Tensor, " slots"], span: int) -> Attend:
+    def attending(self, x: Float[Tensor, "n D"], start: Int[Tensor, " slots"], span: int, nodes: Nodes | None = None) -> Attend:
+        assert nodes is None, "a tree is read alone"
         parts = x.chunk(len(start))
         attends = [
             cache.attending(part, one, min(span, capacity))

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specdecpp.backends.graphs.cache import WIDTHS, Recorder, StaticCache
+from specdecpp.backends.graphs.cache import WIDTHS, RecordedPasses, StaticCache
 from specdecpp.backends.graphs.launches import RowKernels
 from specdecpp.backends.graphs.slots import Slot
 from specdecpp.backends.graphs.verdicts import agreed, pick, verdict
@@ -33,7 +33,7 @@ class Records:
     """The tensors of steps of `num` requests, on their device, and their mirrors in pinned memory. What the host knows when a
     step begins is a sheet; all are sent at once: whole numbers, then real ones by their bits."""
 
-    def __init__(self, cache: Recorder, num: int = 1):
+    def __init__(self, cache: RecordedPasses, num: int = 1):
         wide = {"dtype": torch.float64, "device": cache.device}
         self.sheets = torch.zeros(num, _WHOLE + _REAL, dtype=torch.long, device=cache.device)
         self._mirror = _pinned(self.sheets)
@@ -58,7 +58,7 @@ class Records:
 class DeviceRecord:
     """The tensors of one request's steps, on its device."""
 
-    def __init__(self, cache: Recorder, sheet: Tensor, records: Tensor, outcome: Tensor):
+    def __init__(self, cache: RecordedPasses, sheet: Tensor, records: Tensor, outcome: Tensor):
         device, body, self._sheet = cache.device, cache.body, sheet
         self.records, self.outcome = records, outcome
         whole, real = sheet[:_WHOLE], sheet[_WHOLE:].view(torch.float64)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from specdecpp.backends.graphs.cache import WIDTHS, Program, Recorder, StaticCache, bucket
+from specdecpp.backends.graphs.cache import WIDTHS, Program, RecordedPasses, StaticCache, bucket
 from specdecpp.backends.graphs.launches import RowKernels, launches_over
 from specdecpp.backends.graphs.slots import NUMS, Slot, Slots, num_slots
 from specdecpp.backends.graphs.steps import END, DeviceRecord, DraftStep, Records, VerdictStep
@@ -54,7 +54,7 @@ class Turn:
 
 
 def draft_step(
-    way: tuple[Any, ...], cache: Recorder, slot: StaticCache | Slot, record: DeviceRecord, launches: RowKernels | None
+    way: tuple[Any, ...], cache: RecordedPasses, slot: StaticCache | Slot, record: DeviceRecord, launches: RowKernels | None
 ) -> DraftStep:
     """What follows a pass of the draft; `cache` is what stays."""
     judge, evidence, scores, ids, _ = way

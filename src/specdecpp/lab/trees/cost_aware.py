@@ -185,6 +185,9 @@ class CostAwareTree(TreePolicy):
         row_s = _row_s(costs, tree.num_nodes, self.max_nodes, counted=tree.notes["counted"])
         return worth > max(memory.price, rho * row_s)
 
+    def most_children(self, tree: Tree) -> int:
+        return min(4, tree.notes["most"])
+
     def _may_branch(self, memory: TreeAccount, costs: "Costs") -> bool:
         """Tell whether a second child can be worth its row, by those that a chain may have, about the best of them."""
         if min(self.max_children, self.max_nodes) < 2:

@@ -3,7 +3,7 @@
     pending -> q of the root -> children -> open -> q of each -> their children -> ... -> verify
 
 Both models are read by `extend` and `rollback` alone, branch by branch, so that any of them takes trees: the specification of a
-pass over a whole tree, which takes the time of one for each leaf.
+pass over a whole tree, which takes the time of one for each leaf. Two models of graphs read whole trees (`graphs.trees`).
 
 Uniforms of the draft: one for each child that is drawn, in the order of the nodes: depth by depth, of a depth in the order in
 which the rule opened its nodes, of a node child after child. Those of the verification: `verification`. With one child a
@@ -11,6 +11,7 @@ node the step is the chain's, to the last bit of what is drawn and decided where
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -18,12 +19,16 @@ import torch
 from torch import Tensor
 
 from specdecpp.backends import Cache
+from specdecpp.backends.graphs import trees
+from specdecpp.backends.graphs.model import GraphCache
+from specdecpp.backends.graphs.trees import believed
 from specdecpp.costs import Costs
+from specdecpp.lab.trees import walk
 from specdecpp.lab.trees.protocol import TreePolicy
 from specdecpp.lab.trees.tree import ROOT, Tree
 from specdecpp.lab.trees.verification import verified
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop
-from specdecpp.sampling import Sampling, penalised, probabilities
+from specdecpp.sampling import Sampling, Uniforms, penalised, probabilities
 from specdecpp.scheduler import Reading
 from specdecpp.step import Plan, Request, Result, Rows
 
@@ -50,45 +55,52 @@ class Trees:
 TREES = Trees()
 
 
+@torch.inference_mode()
 def run(plan: Plan) -> Result:
     """One step of a request whose policy is a `TreePolicy`: the accepted branch comes first among its tokens, and `extra` is
     the tree (`Grown`)."""
     request, started = plan.request, perf_counter()
     policy: Any = request.policy
+    recorded_s = _recording_s(request)
     grower = _Grower(plan)
     tree = grower.tree
     grow(tree, policy, plan.decision, read=grower.read, draw=grower.draw, ends=request.ends, is_drawn=grower.is_drawn)
-    drafted = perf_counter()
-    target = _Branches(request.target, plan.tokens)
-    logits = rows_of_nodes(target, tree)
+    drafted, drafting_s = perf_counter(), _recording_s(request) - recorded_s
+    target, nodes = grower.reader(request.target, tree, plan.tokens), [ROOT, *tree.kept]
+    logits = dict(zip(nodes, rows := target.read(nodes), strict=True))
     made = penalised if request.verification.greedy_only else probabilities
-    seen = None if request.seen is None else request.seen.to(logits[ROOT].device)
-    verdict = verified(
-        request.verification,
-        tree,
-        lambda node: made(logits[node], request.sampling, with_path(seen, tree, node)),
-        request.randomness[1],
-    )
-    accepted = [tree.tokens[node] for node in verdict.path]
-    target.end(accepted, is_read=True)
-    grower.draft.end(accepted)
+    seen, coins = None if request.seen is None else request.seen.to(rows[0].device), request.randomness[1]
+    if grower.offered is not None and isinstance(coins, Uniforms):
+        verdict = walk.verified(request.verification, tree, made(rows, request.sampling), nodes, coins)
+    else:
+        p = {node: partial(made, row, request.sampling, with_path(seen, tree, node)) for node, row in logits.items()}
+        verdict = verified(request.verification, tree, lambda node: p[node](), coins)
+    target.end(verdict.path, is_read=True)
+    grower.draft.end(verdict.path)
     order = [*verdict.path, *(node for node in tree.kept if node not in verdict.path)]
     grown = tree.grown(verdict.path, verdict.tried)
-    rows = torch.stack([logits[node] for node in (ROOT, *verdict.path)])
+    accepted = [logits[node] for node in (ROOT, *verdict.path)]
+    once_s = _recording_s(request) - recorded_s
     return Result(
         tokens=[tree.tokens[node] for node in order],
         num_accepted=len(verdict.path),
         next_token=verdict.next_token,
         stop=tree.stop,
         q=[tree.chances[node] for node in order],
-        draft_s=drafted - started,
-        verify_s=perf_counter() - drafted,
+        draft_s=drafted - started - drafting_s,
+        verify_s=perf_counter() - drafted - (once_s - drafting_s),
+        once_s=once_s,
         forward_s=grower.draft.forward_s + target.forward_s,
-        rows=rows_of(tree, verdict.path, rows, request.sampling, seen) if plan.wants_rows else None,
+        rows=rows_of(tree, verdict.path, torch.stack(accepted), request.sampling, seen) if plan.wants_rows else None,
         overlaps=verdict.overlaps,
         expected_s=None if plan.costs is None else tree_s(plan.costs, grown.widths, grown.num_verified),
         extra=grown,
     )
+
+
+def _recording_s(request: Request) -> float:
+    """Seconds of recording so far, where passes are recorded."""
+    return sum(cache.static.recording_s for cache in (request.target, request.draft) if isinstance(cache, GraphCache))
 
 
 def tree_s(costs: Costs, widths: Sequence[int], num_verified: int) -> float:
@@ -96,25 +108,24 @@ def tree_s(costs: Costs, widths: Sequence[int], num_verified: int) -> float:
     return sum(map(costs.draft_pass_s, widths)) + costs.verify_s(num_verified + 1)
 
 
-def rows_of_nodes(target: "_Branches", tree: Tree) -> dict[int, Tensor]:
-    """The target's logits after the text and after each node that is verified: leaf by leaf, a chain in one pass."""
-    parents, logits = {tree.parents[node] for node in tree.kept}, dict[int, Tensor]()
-    leaves = [node for node in tree.kept if node not in parents]
-    for leaf in sorted(leaves, key=tree.path) or [ROOT]:
-        rows = target.read(tree.branch_of(leaf))
-        logits.update(zip([ROOT, *tree.path(leaf)][-len(rows) :], rows, strict=True))
-    return logits
-
-
-class _Branches:
+class BranchReader:
     """A model behind a text, read along branches one after the other."""
 
-    def __init__(self, model: Cache, text: list[int]):
-        self._model, self._pending = model, text[model.length :]
+    def __init__(self, model: Cache, tree: Tree, text: list[int]):
+        self._model, self._tree, self._pending = model, tree, text[model.length :]
         self._start, self._held = len(text), list[int]()
         self.forward_s = 0.0
 
-    def read(self, branch: Sequence[int]) -> Tensor:
+    def read(self, nodes: Sequence[int]) -> Tensor:
+        """Logits [n, V] after nodes; the root comes first, with all of the text. Leaf by leaf, a chain in one pass."""
+        tree, logits = self._tree, dict[int, Tensor]()
+        parents = {tree.parents[node] for node in nodes if node != ROOT}
+        for leaf in sorted((node for node in nodes if node not in parents), key=tree.path):
+            rows = self._read(tree.branch_of(leaf))
+            logits.update(zip([ROOT, *tree.path(leaf)][-len(rows) :], rows, strict=True))
+        return torch.stack([logits[node] for node in nodes])
+
+    def _read(self, branch: Sequence[int]) -> Tensor:
         """Logits [rows, V] after the tokens of a branch that were not read, the last of them at least. The first time the text
         is read too, and has the first row."""
         started = perf_counter()
@@ -129,14 +140,15 @@ class _Branches:
         self.forward_s += perf_counter() - started
         return logits
 
-    def end(self, branch: Sequence[int], *, is_read: bool = False) -> None:
+    def end(self, path: Sequence[int], *, is_read: bool = False) -> None:
         """Cut the cache to what it holds of this branch; with `is_read` read the rest of it."""
         if self._model.length < self._start:
             return  # the text was not read: there was no room for a draft token
+        branch = [self._tree.tokens[node] for node in path]
         common = common_length(self._held, branch)
         self._model.rollback(self._start + common)
         if is_read and common < len(branch):
-            self._model.extend(list(branch[common:]), rows=1)
+            self._model.extend(branch[common:], rows=1)
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -185,22 +197,26 @@ class _Grower:
         request = self._request = plan.request
         policy: Any = request.policy
         self.is_drawn = not request.sampling.is_greedy and policy.children == "drawn"
+        self._randomness = request.randomness[0] if self.is_drawn else None
         self.tree = Tree(costs=plan.costs)
-        self.draft = _Branches(request.draft, plan.tokens)
-        self._seen = {ROOT: request.seen.to(request.draft.device)} if request.seen is not None else {}
+        is_whole = trees.takes(request)
+        self.reader: Any = trees.Passes if is_whole else BranchReader
+        self.draft = self.reader(request.draft, self.tree, plan.tokens)
+        self.offered: trees.Offered | None = None
+        if is_whole and (self._randomness is None or isinstance(self._randomness, Uniforms)):
+            self.offered = trees.Offered(self.draft, self.tree, request.sampling, self._randomness)
+        self._seen = None if request.seen is None else request.seen.to(request.draft.device)
 
-    def read(self, nodes: Sequence[int]) -> list[Tensor]:
-        tree, sampling = self.tree, self._request.sampling
-        rows = [(node, self.draft.read(tree.branch_of(node))[-1]) for node in nodes]
-        return [believed(row, sampling, with_path(self._seen.get(ROOT), tree, node)) for node, row in rows]
+    def read(self, nodes: Sequence[int]) -> Sequence[Tensor]:
+        tree, logits = self.tree, self.draft.read(nodes)
+        if self.offered is not None:
+            policy: Any = self._request.policy
+            return list(self.offered.rows(nodes, policy.most_children(tree)))
+        rows = zip(nodes, logits, strict=True)
+        return [believed(row, self._request.sampling, with_path(self._seen, tree, node)) for node, row in rows]
 
     def draw(self, node: int) -> int | None:
-        return self.tree.draw(node, self._request.randomness[0] if self.is_drawn else None)
-
-
-def believed(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Tensor:
-    """q; under greedy drafting the softmax at temperature 1."""
-    return penalised(logits, sampling, seen).softmax(-1) if sampling.is_greedy else probabilities(logits, sampling, seen)
+        return self.tree.draw(node, self._randomness) if self.offered is None else self.offered.draw(node)
 
 
 def with_path(seen: Tensor | None, tree: Tree, node: int) -> Tensor | None:

@@ -88,6 +88,10 @@ class TreePolicy(Policy):
         """Tell whether this node, which the draft has just read, gets one more child. Asked before each."""
         return not tree.children(node)
 
+    def most_children(self, tree: Tree) -> int:
+        """Children of each node of the coming depth that are drawn at once where a device does; further ones one by one."""
+        return 4
+
     def removed(self, tree: Tree, memory: Any) -> Collection[int]:
         """Nodes that are not verified after all; all below them are not either. Only asked where `removes` says so."""
         return ()

@@ -125,9 +125,9 @@ class _Game:
 
     def _coupled(self, node: int, place: int, own: int) -> int | None:
         """The next child at a node of the answer, given that the children so far were rejected."""
-        if not bool(self.tree.open[node].left.any()):
+        if not bool(self.tree.open[node].left().any()):
             return None
-        distribution = self.tree.distribution_of_next(node)
+        distribution = self.tree.open[node].given()
         p = self._left.get(node)
         if p is None:
             p = self._distributions.p(place)

@@ -42,6 +42,9 @@ class Widths(TreePolicy):
     def wants_child(self, tree: Tree, node: int, memory: Any) -> bool:
         return len(tree.children(node)) < self.widths[tree.depth - 1]
 
+    def most_children(self, tree: Tree) -> int:
+        return self.widths[tree.depth]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Beam(TreePolicy):

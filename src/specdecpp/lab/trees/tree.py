@@ -13,15 +13,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from specdecpp.backends.graphs.trees import ROOT as ROOT
 from specdecpp.costs import Costs
 from specdecpp.head import features
 from specdecpp.policies.protocol import LIMIT, Stop
 from specdecpp.sampling import Randomness
 
-ROOT = -1
 LIKELIEST = 16
 """Number of tokens of an open node that are known in order."""
 
@@ -50,22 +51,39 @@ class Grown(NamedTuple):
 
 @dataclass(eq=False)
 class Branching:
-    """An open node: its distribution, the children so far, and what is left of the distribution for further ones."""
+    """An open node: its distribution, the children so far and their tokens."""
 
     row: Float[Tensor, " V"]
-    left: Float[Tensor, " V"]
     children: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     top: list[tuple[int, float]] | None = None
     """The likeliest tokens, once somebody asks."""
+    known: dict[int, float] = field(default_factory=dict)
+    """Probabilities that the host has been told."""
+
+    def left(self, num: int | None = None) -> Float[Tensor, " V"]:
+        """What the first `num` children leave of the distribution for further ones (None: all children); no copy before the
+        first."""
+        if not self.tokens[:num]:
+            return self.row
+        left = self.row.clone()
+        left[self.tokens[:num]] = 0.0
+        return left
+
+    def given(self, num: int | None = None) -> Float[Tensor, " V"]:
+        """`left` as a distribution: the row itself before the first child, so that a chain is decided by the very same
+        numbers."""
+        left = self.left(num)
+        return left / left.sum() if self.tokens[:num] else left
 
 
 @dataclass(eq=False)
 class Tree:
     """The nodes of one step, column by column.
 
-    `q` [V] is the distribution that a node was drawn from given its elder siblings, None where it was taken as the likeliest.
-    `chance` is q(x) in its parent's whole distribution, `share` the same given that it is none of its elder siblings, `rank`
-    how many of those there are. `frontier` are the nodes of the last depth that may be opened.
+    `is_drawn` is False where a node was taken as the likeliest token. `chance` is q(x) in its parent's whole distribution,
+    `share` the same given that it is none of its elder siblings, `rank` how many of those there are. `frontier` are the nodes
+    of the last depth that may be opened.
     """
 
     costs: Costs | None = None
@@ -76,7 +94,7 @@ class Tree:
     chances: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     products: list[float] = field(default_factory=list)
-    q: list[Float[Tensor, " V"] | None] = field(default_factory=list)
+    is_drawn: list[bool] = field(default_factory=list)
     open: dict[int, Branching] = field(default_factory=dict)
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     widths: list[int] = field(default_factory=list)
@@ -130,44 +148,44 @@ class Tree:
         """The largest probabilities that an open node's next child may have, given that it is none of those there are."""
         branching = self.open[node]
         if branching.top is None:
-            top = branching.row.topk(min(LIKELIEST, len(branching.row)))
-            branching.top = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+            new = [one for one in self.open.values() if one.top is None]
+            top = torch.stack([one.row for one in new]).topk(min(LIKELIEST, len(branching.row)))
+            for one, *row in zip(new, top.indices.tolist(), top.values.tolist(), strict=True):
+                one.top = list(zip(*row, strict=True))
         drawn = {self.tokens[child] for child in branching.children}
         left = 1.0 - sum(self.chances[child] for child in branching.children)
-        return [min(1.0, q / left) for token, q in branching.top if token not in drawn and q > 0] if left > 0 else []
+        return [min(1.0, q / left) for token, q in branching.top or () if token not in drawn and q > 0] if left > 0 else []
 
     def branch(self, node: int, row: Float[Tensor, " V"]) -> None:
         """Open a node whose distribution is `row`, which sums to 1."""
-        self.open[node] = Branching(row, row)
+        self.open[node] = Branching(row)
 
     def draw(self, node: int, randomness: Randomness | None) -> int | None:
         """The token of the next child, to be added then; the likeliest without randomness. None where q has no more."""
-        left = self.open[node].left
+        left = self.open[node].left()
         if not bool(left.any()):
             return None
         return int(left.argmax()) if randomness is None else randomness.categorical(left)
 
-    def distribution_of_next(self, node: int) -> Float[Tensor, " V"]:
-        """q given the children so far: the row itself before the first, so that a chain is decided by the very same
-        numbers."""
-        branching = self.open[node]
-        return branching.left / branching.left.sum() if branching.children else branching.left
+    def q(self, child: int) -> Float[Tensor, " V"] | None:
+        """The distribution that a node was drawn from given its elder siblings; None for one that was not drawn."""
+        return self.open[self.parents[child]].given(self.ranks[child]) if self.is_drawn[child] else None
 
     def add(self, node: int, token: int, *, is_drawn: bool) -> int:
         """Add a child that is not there yet; its number."""
-        branching, distribution, child = self.open[node], self.distribution_of_next(node), len(self.tokens)
-        chance = float(branching.row[token])
+        branching, child = self.open[node], len(self.tokens)
+        chance = branching.known[token] if token in branching.known else float(branching.row[token])
+        left = 1.0 - sum(self.chances[elder] for elder in branching.children)
         self.tokens.append(token)
         self.parents.append(node)
         self.ranks.append(len(branching.children))
         self.depths.append(len(self.widths))
         self.chances.append(chance)
-        self.shares.append(float(distribution[token]))
+        self.shares.append(min(1.0, chance / left) if left > 0 else 1.0)
         self.products.append(self.product(node) * chance)
-        self.q.append(distribution if is_drawn else None)
+        self.is_drawn.append(is_drawn)
         branching.children.append(child)
-        branching.left = branching.left.clone()
-        branching.left[token] = 0.0
+        branching.tokens.append(token)
         return child
 
     def remove(self, nodes: Collection[int]) -> None:

@@ -32,7 +32,7 @@ Uniforms of recursive rejection: one for each node in its order, used or not, th
 node is thus decided as the chain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +54,8 @@ from specdecpp.verify import (
 
 Distribution = Callable[[int], Tensor]
 """A node -> the target's distribution after it [V]; under greedy verification logits do."""
+Test = tuple[int, float, float]
+"""A child, the chance that it is accepted given that its elder siblings were not, and that of any draw in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,25 +102,37 @@ def verified(verification: Verification, tree: Tree, distribution: Distribution,
 
 
 def _rejecting(tree: Tree, distribution: Distribution, randomness: Randomness) -> TreeVerdict:
-    coin = _coins(randomness, tree.num_nodes)
-    node, path, tried, overlaps = ROOT, [], [], []
-    while True:
-        p, accepted = distribution(node), None
+    left: dict[int, Tensor] = {}
+
+    def tests(node: int) -> Iterator[Test]:
+        left[node] = distribution(node)
         for child in tree.children(node):
-            token, q = tree.tokens[child], tree.q[child]
-            tried.append(child)
+            p, q, token = left[node], tree.q(child), tree.tokens[child]
             if q is None:  # no draw: its q is one at the token
                 q = torch.zeros_like(p)
                 q[token] = 1.0
-            else:
-                overlaps.append(float(overlap(p, q)))
-            if coin(child, min(1.0, float(p[token] / q[token]))):
+            yield child, min(1.0, float(p[token] / q[token])), float(overlap(p, q))
+            left[node] = residual(p, q)
+
+    return walked(tree, _coins(randomness, tree.num_nodes), tests, lambda node: randomness.categorical(left[node]))
+
+
+def walked(
+    tree: Tree, coin: Callable[[int, float], bool], tests: Callable[[int], Iterable[Test]], token_after: Callable[[int], int]
+) -> TreeVerdict:
+    """Recursive rejection, given the tests of a node's children and the token that is drawn where none is left."""
+    node, path, tried, overlaps = ROOT, [], [], []
+    while True:
+        accepted = None
+        for child, chance, common in tests(node):
+            tried.append(child)
+            if tree.is_drawn[child]:
+                overlaps.append(common)
+            if coin(child, chance):
                 accepted = child
                 break
-            p = residual(p, q)
         if accepted is None:
-            token = randomness.categorical(p)
-            return TreeVerdict(path=tuple(path), next_token=token, tried=tuple(tried), overlaps=tuple(overlaps))
+            return TreeVerdict(path=tuple(path), next_token=token_after(node), tried=tuple(tried), overlaps=tuple(overlaps))
         path.append(accepted)
         node = accepted
 
@@ -132,14 +146,15 @@ def _coins(randomness: Randomness, num: int) -> Callable[[int, float], bool]:
 
 
 def _comparing(tree: Tree, distribution: Distribution, randomness: Randomness) -> TreeVerdict:
-    return _following(tree, lambda node: randomness.categorical(distribution(node)))
+    return following(tree, lambda node: randomness.categorical(distribution(node)))
 
 
 def _greedy(tree: Tree, distribution: Distribution, randomness: Randomness) -> TreeVerdict:
-    return _following(tree, lambda node: int(distribution(node).argmax()))
+    return following(tree, lambda node: int(distribution(node).argmax()))
 
 
-def _following(tree: Tree, token_after: Callable[[int], int]) -> TreeVerdict:
+def following(tree: Tree, token_after: Callable[[int], int]) -> TreeVerdict:
+    """The branch whose nodes are the tokens that come after each other."""
     node, path, tried = ROOT, [], []
     while True:
         token = token_after(node)

@@ -102,11 +102,13 @@ def rotate(
     places,
     width,
     META: tl.constexpr,
+    positions=None,
 ):
     """Norms, if there are weights, and angles of one head of one row of `qkv` [n, heads + 2 kv heads, size]; keys and values go
     to their places.
 
-    The position of row i is start + i. Tables [positions, size] have the signs of the rotation with the sines.
+    The place of row i is start + i, and so is its position unless `positions` says another. Tables [positions, size] have the
+    signs of the rotation with the sines.
     """
     SIZE: tl.constexpr = META.size
     row, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, META.block)
@@ -116,15 +118,18 @@ def rotate(
         gdc_wait()
         gdc_launch_dependents()
     if places is None:
-        position = tl.load(start) + row
+        cell = tl.load(start) + row
     else:
-        position = tl.load(start + row // width) + row % width
+        cell = tl.load(start + row // width) + row % width
         to_keys, to_values, capacity = place_of(places, row // width)
         keys, values = keys + to_keys, values + to_values
+    position = cell
+    if positions is not None:
+        position = tl.load(positions + row)
     source = qkv + (row * (heads + 2 * kv_heads) + head) * SIZE
     x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
     if head >= heads + kv_heads:
-        place = values + ((head - heads - kv_heads) * capacity + position) * SIZE
+        place = values + ((head - heads - kv_heads) * capacity + cell) * SIZE
         tl.store(place + at, x.to(values.dtype.element_ty), mask=inside)
     else:
         other = tl.where(at < half, at + half, at - half)  # behind both halves the sines are 0
@@ -142,7 +147,7 @@ def rotate(
         if head < heads:
             tl.store(queries + (row * heads + head) * SIZE + at, x.to(queries.dtype.element_ty), mask=inside)
         else:
-            place = keys + ((head - heads) * capacity + position) * SIZE
+            place = keys + ((head - heads) * capacity + cell) * SIZE
             tl.store(place + at, x.to(keys.dtype.element_ty), mask=inside)
 
 
@@ -164,8 +169,11 @@ def attend(
     scale,
     places,
     META: tl.constexpr,
+    text=None,
+    masks=None,
 ):
-    """Attention of up to ROWS queries of one kv head to one portion of the text. A window of 0 is none.
+    """Attention of up to ROWS queries of one kv head to one portion of the text. A window of 0 is none. With `masks` a row sees
+    the first `text` places, and of the next 62 those whose bits its mask has.
 
     Of the whole text: out [n, kv heads, groups, size]. With `mixtures` of a portion: the greatest score and the sum of
     exponentials [kv heads, portions, n * groups], and what they mix [kv heads, portions, n * groups, size], not yet divided by
@@ -193,6 +201,9 @@ def attend(
     query = tl.load(queries + place[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
     top = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    mask, behind_text = 0, 0
+    if masks is not None:
+        mask, behind_text = tl.load(masks + row // groups, mask=is_row, other=0), tl.load(text).to(tl.int32)
     mixed = tl.zeros((ROWS, META.block), tl.float32)
     begin, end = part * portion, tl.minimum((part + 1) * portion, first + n)
     for some in tl.range(begin, end, POSITIONS, num_stages=STAGES):
@@ -202,9 +213,14 @@ def attend(
         key = tl.load(keys + cells, mask=is_cell, other=0.0)
         value = tl.load(values + cells, mask=is_cell, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="tf32x3") * scale
-        behind = own[:, None] - position[None, :]
-        is_seen = (behind >= 0) & ((behind < window) | (window == 0)) & (position < end)[None, :]
-        scores = tl.where(is_seen, scores, -float("inf"))
+        if masks is None:
+            behind = own[:, None] - position[None, :]
+            is_seen = (behind >= 0) & ((behind < window) | (window == 0))
+        else:
+            node = position - behind_text
+            bit = tl.minimum(tl.maximum(node, 0), 62).to(tl.int64)
+            is_seen = (node < 0)[None, :] | ((mask[:, None] >> bit[None, :]) & 1 == 1)  # pyright: ignore[reportIndexIssue]
+        scores = tl.where(is_seen & (position < end)[None, :], scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp(scores - base[:, None])

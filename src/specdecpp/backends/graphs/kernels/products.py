@@ -140,12 +140,13 @@ def turn(
     places,
     width,
     META: tl.constexpr,
+    positions=None,
 ):
     """Queries [n, heads, SIZE], and keys and values at their places of the cache [kv heads, capacity, SIZE].
 
     A program makes outputs that are turned into one another: half a block of each half of a head.
-    Row i stands at the position start + i (of slots see `kernels.layers`). Tables [positions, SIZE] have the signs of the
-    rotation with the sines.
+    The place of row i is start + i (of slots see `kernels.layers`), and so is its position unless `positions` says another.
+    Tables [positions, SIZE] have the signs of the rotation with the sines.
     """
     HALF: tl.constexpr = META.block // 2
     each: tl.constexpr = SIZE // META.block
@@ -155,9 +156,12 @@ def turn(
     at = head * SIZE + first + both % HALF + (both // HALF) * (SIZE // 2)
     slot = tl.minimum(row, n - 1) // width
     if places is None:
-        position = tl.load(start, cache_modifier=".cg") + row
+        own = tl.load(start, cache_modifier=".cg") + row
     else:
-        position = tl.load(start + slot, cache_modifier=".cg") + row % width
+        own = tl.load(start + slot, cache_modifier=".cg") + row % width
+    position = own
+    if positions is not None:
+        position = tl.load(positions + row, mask=row < n, other=0, cache_modifier=".cg")
     sums = _scaled(h, weight, at, n, size, by_out, by_in, squares, eps, divisor, META)
     if bias is not None:
         sums += tl.load(bias + at).to(tl.float32)[:, None]
@@ -174,15 +178,15 @@ def turn(
     if head < heads:
         place = queries + (row[None, :] * heads + head) * SIZE
     elif head < heads + kv_heads:
-        place = keys + ((head - heads) * capacity + position[None, :]) * SIZE
+        place = keys + ((head - heads) * capacity + own[None, :]) * SIZE
         if places is not None:
             shift, _, room = place_of(places, slot)
-            place = keys + ((head - heads) * room + position)[None, :] * SIZE + shift[None, :]
+            place = keys + ((head - heads) * room + own)[None, :] * SIZE + shift[None, :]
     else:
-        place = values + ((head - heads - kv_heads) * capacity + position[None, :]) * SIZE
+        place = values + ((head - heads - kv_heads) * capacity + own[None, :]) * SIZE
         if places is not None:
             _, shift, room = place_of(places, slot)
-            place = values + ((head - heads - kv_heads) * room + position)[None, :] * SIZE + shift[None, :]
+            place = values + ((head - heads - kv_heads) * room + own)[None, :] * SIZE + shift[None, :]
     tl.store(place + near, a.to(queries.dtype.element_ty), mask=inside)
     tl.store(place + far, b.to(queries.dtype.element_ty), mask=inside)
 
