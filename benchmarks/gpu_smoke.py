@@ -148,7 +148,8 @@ def trees(place: Place) -> str:
             own, expected = (of.generate(TEXT[:n], **OPTIONS).tokens for of in (sd.Decoder(pair, policy=policy), alone))
             if own != expected:
                 raise RuntimeError(f"after a text of {n} tokens the answer is not that of the target alone")
-        sd.Decoder(pair, policy=policy).generate(TEXT[:20], **OPTIONS | {"temperature": 1.0}, seed=0)
+        drawn: dict[str, Any] = {**OPTIONS, "temperature": 1.0}
+        sd.Decoder(pair, policy=policy).generate(TEXT[:20], **drawn, seed=0)
     return "static and by costs"
 
 

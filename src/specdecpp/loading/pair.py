@@ -174,7 +174,7 @@ def load_pair(
         tokenizer=tokenizer,
         head=None if head is None else AcceptanceHead.from_pretrained(head).to(q_model.device),
         ends=known_ends(p.ends(tokenizer), vocab_size=vocab_size, name=p.name),
-        sampling=p.sampling | own_sampling,
+        sampling={**p.sampling, **own_sampling},
         target_name=str(target),
         draft_name="none: copies of the text (suffix)" if draft is None else str(draft),
         target_fingerprint=p.fingerprint,

@@ -22,6 +22,7 @@ from specdecpp.backends.graphs import layers as fused
 from specdecpp.backends.graphs.cache import WIDTHS, span_of
 from specdecpp.backends.graphs.kernels import layers as kernels
 from specdecpp.backends.graphs.layers import FusedModel
+from specdecpp.sampling import streams
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,8 +133,15 @@ def test_several_sequences_in_one_pass(variant: str, sizes: dict[str, int]) -> N
         assert [key[0] for key in both[0].slots._programs] == ["pass"] * 2
 
 
-def test_requests_together_say_what_they_say_alone() -> None:
+def test_requests_together_say_what_they_say_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches draws and verdicts over rows of another slot, in memory that slots share."""
+
+    def sharing(seed: int | None, **more: Any) -> Any:
+        for stream in (made := streams(seed, **more)):
+            stream.has_seed = False  # which would keep them apart
+        return made
+
+    monkeypatch.setattr("specdecpp.decoder.streams", sharing)
     target = tiny_model("llama", vocab_size=64, seed=1, num_hidden_layers=1, max_position_embeddings=512)
     own = [GraphModel(m.to(DEVICE), probe=False) for m in (target, tiny_draft(target, noise=0.4))]
     decoder = sd.Decoder(sd.Pair(target=own[0], draft=own[1], tokenizer=tiny_tokenizer()), policy=sd.CumulativeConfidence())
