@@ -242,7 +242,7 @@ def test_rows_of_a_grammar_and_tokens_that_fit_leave_the_matcher_where_it_was():
 
 
 def test_trees_are_refused():
-    with pytest.raises(ValueError, match="which follow no grammar"):
+    with pytest.raises(ValueError, match="which follows no grammar"):
         request("choices").session(TreePolicy.__subclasses__()[0](), TokenVerification(), streams(0))
 
 

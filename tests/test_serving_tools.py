@@ -130,7 +130,7 @@ def test_without_being_told_to_a_model_may_answer(client: openai.OpenAI, choice:
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
         ({"messages": [{"role": "user"}]}, "content is missing"),
         ({"messages": [{"role": "assistant", "tool_calls": [LISTED]}]}, "arguments must be a JSON object"),
-        ({"tools": TOOLS, "tool_choice": "required", "extra_body": {"speculative": {"policy": "tree:2x2"}}}, "trees"),
+        ({"tools": TOOLS, "tool_choice": "required", "extra_body": {"speculative": {"policy": "tree:2x2"}}}, "no grammar"),
     ],
 )
 def test_what_cannot_be_done_is_refused(client: openai.OpenAI, asked: dict[str, Any], message: str) -> None:

@@ -93,7 +93,7 @@ def _read(spec: str, head: "AcceptanceHead | None") -> Policy:
         except ValueError as error:
             raise ValueError(f"policy {spec!r}: {error}") from error
     if name not in WRAPPERS:
-        near = get_close_matches(name, [known.partition(":")[0] for known in policy_names()], 1)
+        near = get_close_matches(name, [known.partition(":")[0] for known in policy_names()], 1, 0.7)
         hint = f" Is {near[0]} meant?" if near else ""
         raise ValueError(f"there is no policy {spec!r}.{hint} Policies: {', '.join(policy_names())}.")
     kind, values, first = WRAPPERS[name], {}, rest.partition(":")[0]

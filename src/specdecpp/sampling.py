@@ -192,6 +192,8 @@ class Uniforms:
     every device. `draw` stands for `inverted` where there is a faster way. With `has_seed` the same answer is asked for again,
     whoever else is decoded meanwhile."""
 
+    has_seed = False
+
     def __init__(self, generator: torch.Generator, *, draw: "Draw | None" = None, has_seed: bool = False):
         self.generator, self.has_seed = generator, has_seed
         self._draw = draw or inverted
