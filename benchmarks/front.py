@@ -3,8 +3,8 @@
     python benchmarks/front.py            # writes it between the marks in README.md
     python benchmarks/front.py --check    # says whether it is there
 
-`qwen_coder_pair.json` is what `python -m peers.cells` measured of a pair that people have: the README's table. That of
-`smollm2_pair.json` stands in results/smollm2_pair.md.
+`qwen_coder_pair.json` is what `python -m peers.cells` measured of a pair that people have: the README's table, and that of
+`smollm2_pair.json` then goes to results/smollm2_pair.md. Without it the README has SmolLM2's.
 """
 
 import argparse
@@ -92,7 +92,8 @@ def main() -> None:
     measured = [(RESULTS / name, title) for name, title in PAIRS.items() if (RESULTS / name).exists()]
     for place, (results, title) in zip(PLACES, measured, strict=False):
         page = ROOT / place
-        text, found = page.read_text(encoding="utf-8"), table(json.loads(results.read_text(encoding="utf-8")), title)
+        text = page.read_text(encoding="utf-8") if page.exists() else f"# SmolLM2 beside other engines\n\n{BEGIN}\n{END}\n"
+        found = table(json.loads(results.read_text(encoding="utf-8")), title)
         if BEGIN not in text or END not in text:
             sys.exit(f"{place} has no place for the table of {results.name}: it goes between {BEGIN} and {END}")
         if not is_check:

@@ -178,6 +178,7 @@ def outcome(
         pieces=(*[Piece(token=0, text="", origin="accepted")] * num_accepted, Piece(token=0, text="", origin=own)),
         num_drafted=num_drafted,
         num_accepted=num_accepted,
+        num_tested=min(num_accepted + 1, num_drafted),
         stop=Stop(),
         judged=judged,
         overlaps=overlaps,

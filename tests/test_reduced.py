@@ -24,8 +24,6 @@ from specdecpp.backends.native.library import library
 from specdecpp.backends.trimmed import TextTokens
 from specdecpp.errors import BackendError
 from specdecpp.loading import vocabulary
-from specdecpp.loading.pair import REFERENCE
-from specdecpp.loading.tokenizers import load_tokenizer
 from specdecpp.policies import Fixed
 from specdecpp.session import Session
 from specdecpp.testing import save_tiny_pair, tiny_draft, tiny_model, tiny_tokenizer
@@ -229,15 +227,6 @@ def test_a_pair_is_loaded_with_a_reduced_vocabulary(tmp_path: Path, monkeypatch:
     for share, is_taken in ((0.8, True), (0.95, False)):
         monkeypatch.setattr(vocabulary, "_share", lambda *_, share=share: share)
         assert (loaded(names).draft.subset is not None) == is_taken
-
-
-def test_words_are_listed_before_other_tokens() -> None:
-    """Catches a list by ids alone, which leaves words of answers out for parts of code."""
-    tokenizer = load_tokenizer(REFERENCE / "target")
-    ids, words = vocabulary.listed(tokenizer, 1000), tokenizer.convert_tokens_to_ids(["Ġmultiply", "Ġprint"])
-    assert ids == sorted(set(ids))
-    assert len(ids) == 1000 <= min(words)
-    assert {*words} < {*ids}
 
 
 def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_the_pair_is_grown_once_and_damage_is_mended(package, files, monkeypatch
     """Catches bytes of the target in what ships, a draft that is not grown as it was, a file that is written at every load, one
     that lost bytes and is used, and a traceback without a cache folder."""
     pair = sd.load_pair("smollm2", backend="eager")
+    assert pair.sampling == {"temperature": 0.7, "top_p": 0.9}
     assert pair.head is not None
     assert int(pair.draft.new_cache().extend([1], rows=1)[0].isfinite().sum()) == 40
     (file,) = cache_dir.folder().glob("smollm2-*.gguf")

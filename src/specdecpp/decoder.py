@@ -193,8 +193,8 @@ class Decoder:
     def generate_all(self, prompts: Sequence[Prompt], *, at_once: int = 8, **options: Unpack[Options]) -> list[Output]:
         """The answers to several prompts, up to `at_once` of them decoded together; options as in `start`, the same for all.
 
-        Each is what `generate` gives. Requests over the same compiled models share passes, which is faster than one after
-        another; requests over other models take turns, step by step.
+        Each is what `generate` gives. Requests over the same compiled models, and without a seed over the same graphs, share
+        passes, which is faster than one after another; requests over other models take turns, step by step.
 
         >>> [output.text for output in decoder.generate_all(["2 + 2 =", "3 + 3 ="], max_tokens=8)]   # doctest: +SKIP
         """

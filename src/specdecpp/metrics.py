@@ -40,6 +40,8 @@ class Step:
     num_drafted: int
     num_accepted: int
     """Draft tokens that ended in the output."""
+    num_tested: int
+    """Draft tokens whose verdict did: accepted ones, and the one that was corrected."""
     stop: Stop
     judged: tuple[float, ...]
     finish_reason: FinishReason | None
@@ -65,11 +67,6 @@ class Step:
     def stop_reason(self) -> str:
         """Reason why drafting stopped, in words."""
         return str(self.stop)
-
-    @property
-    def num_tested(self) -> int:
-        """Draft tokens whose verdict ended in the output: accepted ones, and the one that was corrected."""
-        return self.num_accepted + (self.pieces[-1].origin == "correction")
 
     @property
     def chances(self) -> tuple[float, ...]:

@@ -86,9 +86,9 @@ def _read(spec: str, head: "AcceptanceHead | None") -> Policy:
     if name in KINDS:
         kind: Any = KINDS[name]
         values = _values(spec, kind, rest)
-        if kind is SpecDecPP and head is not None:
-            return SpecDecPP.tuned(head, **values)
         try:
+            if kind is SpecDecPP and head is not None:
+                return SpecDecPP.tuned(head, **values)
             return kind(head=head, **values) if takes_head(kind) else kind(**values)
         except ValueError as error:
             raise ValueError(f"policy {spec!r}: {error}") from error

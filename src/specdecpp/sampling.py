@@ -189,13 +189,13 @@ class Randomness(Protocol):
 
 class Uniforms:
     """Randomness from uniforms on [0, 1) of a generator on the CPU, one for each draw, so that a seed means the same draws on
-    every device. `draw` stands for `inverted` where there is a faster way. With `has_seed` the same answer is asked for again,
-    whoever else is decoded meanwhile."""
+    every device. `draw` stands for `inverted` where there is a faster way."""
 
     has_seed = False
+    """True where the same answer is asked for again, whoever else is decoded meanwhile."""
 
-    def __init__(self, generator: torch.Generator, *, draw: "Draw | None" = None, has_seed: bool = False):
-        self.generator, self.has_seed = generator, has_seed
+    def __init__(self, generator: torch.Generator, *, draw: "Draw | None" = None):
+        self.generator = generator
         self._draw = draw or inverted
         self._ready: list[float] = []
         self._taken: list[float] | None = None
@@ -273,5 +273,6 @@ def streams(seed: int | None, *, draw: Draw | None = None) -> tuple[Uniforms, Un
     for child in np.random.SeedSequence(seed).spawn(2):
         generator = torch.Generator()
         generator.manual_seed(int(child.generate_state(1, np.uint64)[0] >> 1))
-        made.append(Uniforms(generator, draw=draw, has_seed=seed is not None))
+        made.append(Uniforms(generator, draw=draw))
+        made[-1].has_seed = seed is not None
     return made[0], made[1]

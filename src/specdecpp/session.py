@@ -230,6 +230,7 @@ class Session:
             pieces=pieces,
             num_drafted=num,
             num_accepted=num_accepted,
+            num_tested=num_tested,
             stop=result.stop,
             judged=tuple(result.judged),
             finish_reason=self.finish_reason,

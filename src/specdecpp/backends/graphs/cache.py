@@ -119,26 +119,18 @@ class RecordedPasses:
         """Attention of rows from `start`, whose keys and values it puts into the cache, by operations of torch."""
         raise NotImplementedError
 
-    def _read(
-        self,
-        tokens: Int[Tensor, " n"],
-        start: Int[Tensor, " slots"],
-        span: int,
-        keys: list[Tensor],
-        values: list[Tensor],
-        **more: Any,
-    ) -> None:
-        """Put tokens through all layers at start, start + 1, ... of each slot, and through the output layer; the arguments
-        are those of `FusedModel.read_static`."""
+    def _read(self, tokens: Tensor, start: Tensor, span: int, *where: Any, nodes: Nodes | None = None) -> None:
+        """Put tokens through all layers at start, start + 1, ... of each slot, and through the output layer. `where` are keys,
+        values and places, as in `FusedModel.read_static`."""
         body, hidden, logits = self.body, self.hidden[: len(tokens)], self.logits[: len(tokens)]
         if isinstance(body, FusedModel):
-            body.read_static(tokens, start, span, self.tables(span), hidden, keys, values, **more)
+            body.read_static(tokens, start, span, self.tables(span), hidden, *where, nodes=nodes)
             if body.output_ids is None:
                 body.logits(hidden, logits)
                 return
         else:
             x = F.embedding(tokens, body._embedding)
-            hidden.copy_(body._norm(body._through(x, self.attending(x, start, span, more.get("nodes")))))
+            hidden.copy_(body._norm(body._through(x, self.attending(x, start, span, nodes))))
         logits.copy_(body._score(hidden))
 
     def program(self, key: Hashable, work: Program, *, reset: Callable[[], object]) -> Program:

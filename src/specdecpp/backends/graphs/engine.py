@@ -85,8 +85,8 @@ class Device:
                 (results[id(plan)],) = Host().run([plan])
             else:
                 uniforms: Any = plan.request.randomness[0]
-                alone = plan if uniforms.has_seed else None
-                batches[plan.request.target.model, plan.request.draft.model, id(alone)].append(plan)
+                apart = id(plan) if uniforms.has_seed else None
+                batches[plan.request.target.model, plan.request.draft.model, apart].append(plan)
         for (*models, _), batch in batches.items():
             num = NUMS[-1] if len(batch) > 1 and all(model.slots.can_share for model in models) else 1
             for some in (batch[at : at + num] for at in range(0, len(batch), num)):
@@ -144,20 +144,20 @@ class DeviceSteps:
         self._mark(self._marks, 1)
         drafted, drafting_s = perf_counter(), self._recording_s - recorded_s
         if self.drops and 0 < turn.num < turn.limit:  # whether it has ended or was stopped must be known before it is verified
-            turn.drop(self._told(turn.num), self._record)
+            turn.drop(self._drawn(turn.num), self._record)
         self._verify(turn)
-        told = self._told(turn.num_drawn)
+        records = self._drawn(turn.num_drawn)
         if self._marks and turn.num:  # the device may have gone on drafting after the host
             drafted += max(0.0, self._marks[0].elapsed_time(self._marks[1]) / 1e3 - (drafted - started))
         once_s = self._recording_s - recorded_s
-        result = self.result(turn, told, self._records.mirrors["outcomes"][0].tolist(), self._record, self.target.static)
+        result = self.result(turn, records, self._records.mirrors["outcomes"][0].tolist(), self._record, self.target.static)
         result.draft_s, result.once_s = drafted - started - drafting_s, once_s
         result.verify_s = perf_counter() - drafted - (once_s - drafting_s)
         return result
 
     @torch.inference_mode()
     def begin(self, plan: Plan) -> Turn:
-        """Have the models read all but the last tokens; what the device is told of the step."""
+        """Have the models read all but the last tokens; make the sheet of the step."""
         tokens, limit, is_greedy = plan.tokens, plan.decision.limit, self._sampling.is_greedy
         rule: Any = plan.decision.rule
         least = [*rule.thresholds(limit), *[torch.inf] * (MOST + 1)][: MOST + 1]
@@ -172,9 +172,9 @@ class DeviceSteps:
                 self.draft.extend(unread[:-1], rows=1)
                 unread = unread[-1:]
             whole = [0, 0, len(unread), self.draft.length, unread[0], unread[-1]]
-        told = [*whole, self.target.length, tokens[-1]], numbers  # where the target's coming pass begins
+        sheet = [*whole, self.target.length, tokens[-1]], numbers  # where the target's coming pass begins
         way = self._judge, rule.evidence, rule.score is not None, self._ends, self._verification
-        return Turn(self, plan, way, told, len(unread), steps_ahead(least, limit))
+        return Turn(self, plan, way, sheet, len(unread), steps_ahead(least, limit))
 
     def room(self, turn: Turn) -> int:
         """The span of the draft's passes in a step, with room for it."""
@@ -186,14 +186,14 @@ class DeviceSteps:
     def _propose(self, turn: Turn) -> None:
         """Queue draft steps until the flag of one says stop."""
         if not turn.num_unread:
-            self._records.send([turn.told])
+            self._records.send([turn.sheet])
             return
         span, cache = self.room(turn), self.draft.static
         step = self._step(turn)
         reads = [cache.pass_over(width, span) for width in (turn.num_unread, 1)]
         if self.seen is not None:  # now: a step that was new has been tried out
             self._record.seen.copy_(self.seen)
-        self._records.send([turn.told])
+        self._records.send([turn.sheet])
         cache.inputs[:3].copy_(self._record.pending)
         self.drafted(turn, *self._run(step, reads, turn.limit, turn.num_ahead))
 
@@ -235,7 +235,7 @@ class DeviceSteps:
     def result(
         self, turn: Turn, records: list[list[float]], outcome: list[float], record: DeviceRecord, read: StaticCache | Slot
     ) -> Result:
-        """What the device says of a step; `read` is what the target's pass has filled."""
+        """Result of a step, from its records [num, 5] and its outcome; `read` has the logits of the target's pass."""
         num, num_accepted, next_token = turn.num, int(outcome[0]), int(outcome[1])
         self.target.length += num + 1
         if not self._sampling.is_greedy:
@@ -256,7 +256,7 @@ class DeviceSteps:
         if self._flags:
             self._flags[i].synchronize()
 
-    def _told(self, num: int) -> list[list[float]]:
+    def _drawn(self, num: int) -> list[list[float]]:
         """Token, q, estimate and flags of each draft token, and the evidence after it."""
         if num:
             self._wait(num - 1)

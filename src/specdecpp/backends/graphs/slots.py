@@ -77,7 +77,7 @@ class Slots(RecordedPasses):
     def _pass(self, slots: int, width: int, span: int) -> None:
         spare = [self._spare] * len(self._table)
         tokens, start = self.inputs[:slots, 1 : 1 + width].reshape(-1).contiguous(), self.inputs[:slots, 0].contiguous()
-        self._read(tokens, start, span, spare, spare, places=self._table)
+        self._read(tokens, start, span, spare, spare, self._table)
 
     def attending(self, x: Float[Tensor, "n D"], start: Int[Tensor, " slots"], span: int, nodes: Nodes | None = None) -> Attend:
         assert nodes is None, "a tree is read alone"

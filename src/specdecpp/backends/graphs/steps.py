@@ -44,12 +44,12 @@ class Records:
         self.mirrors = {name: _pinned(getattr(self, name)) for name in ("records", "outcomes")}
         self.each = [DeviceRecord(cache, *tensors) for tensors in zip(self.sheets, self.records, self.outcomes, strict=True)]
 
-    def send(self, told: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
+    def send(self, sheets: Sequence[tuple[Sequence[int], Sequence[float]]]) -> None:
         """Begin steps: sheets of (whole, real) numbers to the device, without waiting. Slots behind them stand still."""
         numbers = self._mirror.numpy()
-        numbers[len(told) :, :_WHOLE] = 0
-        numbers[len(told) :, 1:3] = 1
-        for line, (whole, real) in zip(numbers, told, strict=False):
+        numbers[len(sheets) :, :_WHOLE] = 0
+        numbers[len(sheets) :, 1:3] = 1
+        for line, (whole, real) in zip(numbers, sheets, strict=False):
             line[: len(whole)] = whole
             line[_WHOLE : _WHOLE + len(real)].view("f8")[:] = real
         self.sheets.copy_(self._mirror, non_blocking=True)

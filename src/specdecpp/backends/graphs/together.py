@@ -35,7 +35,8 @@ class Turn:
     steps: Any
     plan: Plan
     way: tuple[Any, ...]
-    told: tuple[list[int], list[float]]
+    sheet: tuple[list[int], list[float]]
+    """Whole and real numbers that `Records.send` takes to the device."""
     num_unread: int
     """Tokens that the draft reads first; 0 where nothing is drafted."""
     num_ahead: int
@@ -56,7 +57,7 @@ class Turn:
 def draft_step(
     way: tuple[Any, ...], cache: RecordedPasses, slot: StaticCache | Slot, record: DeviceRecord, launches: RowKernels | None
 ) -> DraftStep:
-    """What follows a pass of the draft; `cache` is what stays."""
+    """Work behind a pass of the draft: one draft token. `cache` outlives the request, and holds the ids of ends."""
     judge, evidence, scores, ids, _ = way
     if ids not in cache.ends:
         cache.ends[ids] = torch.tensor(ids, dtype=torch.long, device=cache.device)
@@ -65,7 +66,7 @@ def draft_step(
 
 @dataclass(eq=False)
 class _After:
-    """What follows a pass of `width` rows for slots `first` to `last`, one after the other."""
+    """Work behind a pass of `width` rows for slots `first` to `last`, one after the other."""
 
     cache: Slots
     records: Records
@@ -141,8 +142,8 @@ class _Step:
         num_tested = sum(turn.num + 1 for turn in self._turns)
         results = []
         for i, turn in enumerate(self._turns):
-            told, outcome = self._mirror[i, : turn.num_drawn].tolist(), self._outcomes[i].tolist()
-            result = turn.steps.result(turn, told, outcome, self._records.each[i], self._target.slot(i, width))
+            drawn, outcome = self._mirror[i, : turn.num_drawn].tolist(), self._outcomes[i].tolist()
+            result = turn.steps.result(turn, drawn, outcome, self._records.each[i], self._target.slot(i, width))
             result.draft_s = draft_s * (turn.num_unread + turn.num) / num_read if turn.num_unread else 0.0
             result.verify_s, result.once_s = verify_s * (turn.num + 1) / num_tested, once_s / len(self._turns)
             results.append((turn, result))
@@ -158,7 +159,7 @@ class _Step:
                 read = slots.pass_over(len(turns), width, span)
                 passes.append([read, *self._after(slots, turns, width, is_draft=True)])
             slots.place([turn.steps.draft.static for turn in turns])
-        records.send([turn.told for turn in self._turns])
+        records.send([turn.sheet for turn in self._turns])
         if not turns:
             return
         for turn, record in zip(turns, records.each, strict=False):
@@ -205,7 +206,7 @@ class _Step:
         self._outcomes.copy_(records.outcomes, non_blocking=True)
 
     def _after(self, cache: Slots, turns: Sequence[Turn], width: int, *, is_draft: bool) -> list[Program]:
-        """What follows a pass: a program for each run of slots that are decoded alike."""
+        """Programs behind a pass: one for each run of slots that are decoded alike."""
         launches = launches_over(cache, 1 if is_draft else WIDTHS[-1], self._draft, self._target)
         programs = []
         for way, run in groupby(range(len(turns)), key=lambda i: turns[i].way):

@@ -62,7 +62,7 @@ class Branching:
     """Probabilities that the host has been told."""
 
     def left(self, num: int | None = None) -> Float[Tensor, " V"]:
-        """What the first `num` children leave of the distribution for further ones (None: all children); no copy before the
+        """Distribution without the first `num` children (None: without all), not divided by its sum; no copy before the
         first."""
         if not self.tokens[:num]:
             return self.row

@@ -201,7 +201,7 @@ def attend(
     query = tl.load(queries + place[:, None] + at[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
     top = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    mask, behind_text = 0, 0
+    mask, behind_text = tl.zeros((ROWS,), tl.int64), 0
     if masks is not None:
         mask, behind_text = tl.load(masks + row // groups, mask=is_row, other=0), tl.load(text).to(tl.int32)
     mixed = tl.zeros((ROWS, META.block), tl.float32)
@@ -219,7 +219,7 @@ def attend(
         else:
             node = position - behind_text
             bit = tl.minimum(tl.maximum(node, 0), 62).to(tl.int64)
-            is_seen = (node < 0)[None, :] | ((mask[:, None] >> bit[None, :]) & 1 == 1)  # pyright: ignore[reportIndexIssue]
+            is_seen = (node < 0)[None, :] | ((mask[:, None] >> bit[None, :]) & 1 == 1)
         scores = tl.where(is_seen & (position < end)[None, :], scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == -float("inf"), 0.0, higher)
