@@ -30,7 +30,7 @@ SHOWN = {
     "OpenVINO: no draft / the same draft": ("openvino", ["target alone"], ["K = 1", "K = 2"]),
     "ours, no draft": ("ours", ["target"]),
     "ours, best fixed K": ("ours", [f"fixed:{k}" for k in range(1, 9)]),
-    "ours, SpecDec++": ("ours", ["specdecpp"]),
+    "ours, SpecDec++ with a head, threshold 0.7": ("ours", ["specdecpp"]),
     "**ours, the default rule**": ("ours", ["default", "cost-aware"]),
 }
 """By label: an engine, and settings of which the best is shown, twice where it has two figures."""
@@ -53,7 +53,7 @@ def table(found: dict[str, Any], title: str) -> str:
     for label, (engine, *shown) in SHOWN.items():
         rates = [[max(speed(cells, engine, setting) for setting in settings) for settings in shown] for cells in columns]
         if any(rate for of in rates for rate in of):
-            cells = [" / ".join(f"{rate:.0f}" if rate else "-" for rate in of) for of in rates]
+            cells = [" / ".join(f"{rate:.{rate < 10:d}f}" if rate else "-" for rate in of) for of in rates]
             lines.append(f"| {label} | {' | '.join(cells)} |")
     over = [[cell["default_over_target"][0] for cell in cells] for cells in columns]
     lines.append(f"| default over no draft: mean, worst set | {' | '.join(f'{mean(of):.2f}, {min(of):.2f}' for of in over)} |")
@@ -82,7 +82,7 @@ def written(text: str, table: str) -> str:
     """A page with this table between the marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
 def main() -> None:
