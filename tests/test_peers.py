@@ -160,7 +160,7 @@ def test_every_engine_is_asked_alike(pair: str, tmp_path: Path, monkeypatch: pyt
 
 def test_the_table_of_the_readme_takes_the_best_and_leaves_out_who_was_not_asked():
     """Catches a row of dashes, the rule's old name and a setting that is not the best."""
-    rows = [("ours", "target", 2.0), ("ours", "fixed:1", 3.0), ("ours", "fixed:4", 4.0), ("ours", "default", 5.0)]
+    rows = [("ours", "target", 20.0), ("ours", "fixed:1", 30.0), ("ours", "fixed:4", 40.0), ("ours", "default", 50.0)]
     rows += [("openvino", "target alone", 1.0)]
     cell = {"temperature": 0, "top_p": 1, "default_over_target": [2.5]}
     cell["rows"] = [{"engine": e, "setting": name, "tokens_per_second": [rate]} for e, name, rate in rows]
@@ -168,8 +168,8 @@ def test_the_table_of_the_readme_takes_the_best_and_leaves_out_who_was_not_asked
     lines = front.table({"cells": [cell], "plan": plan, "machine": {"cpu": "a"}, "date": "today"}, "Two files").splitlines()
     assert lines[0].startswith("Two files")
     assert lines[4:8] == [
-        "| OpenVINO: no draft / the same draft | 1 / - |",
-        "| ours, no draft | 2 |",
-        "| ours, best fixed K | 4 |",
-        "| **ours, the default rule** | 5 |",
+        "| OpenVINO: no draft / the same draft | 1.0 / - |",
+        "| ours, no draft | 20 |",
+        "| ours, best fixed K | 40 |",
+        "| **ours, the default rule** | 50 |",
     ]
