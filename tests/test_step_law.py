@@ -218,7 +218,7 @@ def test_the_distribution_of_a_step_is_the_product_of_the_targets(
                 one.plan([e[next(sides)] for e in cell.drawn], [e[next(sides)] for e in cell.tested])
                 for one, cell in zip(ones, joint, strict=True)
             ]
-            prompts = beside[: next(turns)] if engine.has_batches else []
+            prompts = beside[: next(turns)] if engine.shares(ones[0].request) else []
             made = turned(engine, plans, next(turns), beside=prompts)
             found = [(one.tokens, (one.num_accepted, one.next_token)) for one in made]
             assert found == [(cell.tokens, cell.verdict) for cell in joint]

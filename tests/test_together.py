@@ -81,10 +81,15 @@ def test_requests_say_together_what_they_say_alone(num: int, how: str, pair: Pai
 
 
 def test_a_seed_gives_its_answer_whoever_else_is_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a request with a seed in a pass whose products round otherwise."""
+    """Catches a request with a seed in a pass whose products round otherwise, costs of company where none shares a pass, and
+    passes of operations of torch that were recorded over one cache."""
     monkeypatch.setattr(engine, "together", lambda _: pytest.fail("shared"))
+    other = started(pair, 1, temperature=1.0)
     with unchecked():
-        told(started(pair, 3, has_seed=True, temperature=1.0))
+        told([*started(pair, 3, has_seed=True, temperature=1.0), *other])
+        assert other[0].num_together == 1
+        monkeypatch.setattr(pair.draft, "can_share", False)
+        told(started(pair, 3, temperature=1.0))
 
 
 def test_logits_of_ragged_parts_are_those_of_each(pair: Pair) -> None:

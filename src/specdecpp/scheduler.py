@@ -69,7 +69,7 @@ def step(
     all). The outcome is None where a prompt waits for that of another. An exception concerns its request alone: where a shared
     pass fails, nothing has been decided, and each request is run by itself.
     """
-    sharing = [s for s in sessions if s.engine.has_batches and not (s.engine.reads_alone and s.num_unread)]
+    sharing = [s for s in sessions if s.shares and not (s.engine.reads_alone and s.num_unread)]
     outcomes: dict[Session, Any] = _shared(sharing, rows) if sharing else {}
     has_read = False
     for session in sessions:

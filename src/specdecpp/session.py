@@ -142,11 +142,16 @@ class Session:
         return piece
 
     @property
+    def shares(self) -> bool:
+        """Whether its steps share passes with those of others."""
+        return self.engine.shares(self._request)
+
+    @property
     def num_unread(self) -> int:
         """Tokens that `prefill` still has to read. Where passes are shared, also those that the draft lacks before it first
         drafts, if more than `ROWS`: a step would read them at once while other requests wait."""
         lacking = len(self.tokens) - 1 - self.draft.length
-        if lacking > ROWS and self.engine.has_batches and self._decision(self.costs).may_draft:
+        if lacking > ROWS and self.shares and self._decision(self.costs).may_draft:
             return lacking
         return max(0, len(self.tokens) - 1 - self.target.length)
 

@@ -132,20 +132,19 @@ class Result:
 class Engine(Protocol):
     """Runs steps. The caches of a request hold what they have read then, rejected draft tokens too: the caller rolls back."""
 
-    has_batches: bool
-    """True where several plans take less than one after the other, and prompts can be read beside them."""
-    reads_alone: bool
-    """True where prompts gain nothing by that: of them one is read in a step."""
+    reads_alone: bool = False
+    """True where prompts gain nothing by sharing passes: of them one is read in a step."""
 
     def refusal(self, request: Request) -> str | None:
         """Reason why the steps of this request cannot be run here; None where they can."""
-        ...
+
+    def shares(self, request: Request) -> bool:
+        """True where its plans take less with those of others than one after the other, and prompts can be read beside them."""
+        return False
 
     def run(self, plans: Sequence[Plan], readings: "Sequence[Reading]" = ()) -> list[Result]:
-        """A result for each plan, in order; `readings` only where `has_batches`. Requests must differ.
-
-        An exception concerns all of them: `Session.rewind` restores each, to be run again.
-        """
+        """A result for each plan, in order; `readings` only for an engine that `shares`. Requests must differ. An exception
+        concerns all of them: `Session.rewind` restores each, to be run again."""
         ...
 
 
@@ -234,10 +233,9 @@ class Draft:
             del column[num:]
 
 
-class Host:
+class Host(Engine):
     """Takes every request: the specification, run as it stands."""
 
-    has_batches = reads_alone = False
     # torch gives a row other bits in a product with more rows, on a CPU as on a GPU (LOG.md): decoded together, what an answer
     # says would depend on who else is there.
 

@@ -22,7 +22,7 @@ from specdecpp.grammar import fitting
 from specdecpp.policies import CostAware, Stop
 from specdecpp.policies.protocol import END_OF_TEXT
 from specdecpp.scheduler import Reading
-from specdecpp.step import Draft, Plan, Request, Result, verified
+from specdecpp.step import Draft, Engine, Plan, Request, Result, verified
 from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification
 
 NO_MATCH = Stop("no match")
@@ -32,10 +32,8 @@ FEW = 8
 """So many copies are weighed first, and more of them only where all of these pay."""
 
 
-class Copying:
+class Copying(Engine):
     """Takes requests whose draft is a `SuffixDrafter`, over any target; one after the other."""
-
-    has_batches = reads_alone = False
 
     def refusal(self, request: Request) -> str | None:
         """Reason why a request cannot be run here; None where it can."""

@@ -25,7 +25,7 @@ from specdecpp.policies.cost_aware import CostAware, survivals
 from specdecpp.policies.learning import Account, Gains
 from specdecpp.policies.protocol import FREE, NO_PAST, Given, Policy, Rule, rule_of
 from specdecpp.scheduler import Reading
-from specdecpp.step import Host, Plan, Request, Result
+from specdecpp.step import Engine, Host, Plan, Request, Result
 
 if TYPE_CHECKING:
     from specdecpp.costs import Costs
@@ -124,11 +124,9 @@ def catch_up_s(costs: "Costs") -> float:
     return costs.start_s + costs.draft_s
 
 
-class Either:
+class Either(Engine):
     """Runs the steps of `WithCopies`. Each request is two, with the same target: one over an index of its text and one over
     its draft model, which reads what copies have brought when it is next asked."""
-
-    has_batches = reads_alone = False
 
     def __init__(self) -> None:
         self._host = Host()

@@ -28,7 +28,7 @@ from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop
 from specdecpp.sampling import Uniforms, at_least_float32, seen_rows
 from specdecpp.scheduler import Reading
-from specdecpp.step import Host, Plan, Request, Result, Rows
+from specdecpp.step import Engine, Host, Plan, Request, Result, Rows
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 _COMMON = 900
@@ -48,11 +48,11 @@ def steps_ahead(least: Sequence[float], limit: int) -> int:
     return 0 if any(floor > -torch.inf for floor in least[1:limit]) else limit
 
 
-class Device:
+class Device(Engine):
     """Takes requests whose models are both `GraphModel`s on one device. A policy that has to be asked draft token by draft
     token, another verification or way to judge, and a step of more than 32 draft tokens are run by the host."""
 
-    has_batches = reads_alone = True
+    reads_alone = True
 
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, DeviceSteps] = WeakKeyDictionary()
@@ -75,21 +75,25 @@ class Device:
             return "its head lies elsewhere"
         return None
 
+    def shares(self, request: Request) -> bool:
+        """True without a seed (products over other numbers of rows round otherwise), where recorded passes know any cache."""
+        caches: Any = (request.target, request.draft)
+        uniforms: Any = request.randomness[0]
+        return not uniforms.has_seed and all(cache.model.can_share for cache in caches)
+
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         for reading in readings:
             reading.read()
         results: dict[int, Result] = {}
-        batches: dict[Any, list[Plan]] = defaultdict(list)  # requests over the same weights; those with a seed alone
+        batches: dict[Any, list[Plan]] = defaultdict(list)  # requests over the same weights
         for plan in plans:
             if plan.decision.rule is None or plan.decision.limit > MOST:
                 (results[id(plan)],) = Host().run([plan])
             else:
-                uniforms: Any = plan.request.randomness[0]
-                apart = id(plan) if uniforms.has_seed else None
+                apart = None if self.shares(plan.request) else id(plan)
                 batches[plan.request.target.model, plan.request.draft.model, apart].append(plan)
-        for (*models, _), batch in batches.items():
-            num = NUMS[-1] if len(batch) > 1 and all(model.slots.can_share for model in models) else 1
-            for some in (batch[at : at + num] for at in range(0, len(batch), num)):
+        for batch in batches.values():
+            for some in (batch[at : at + NUMS[-1]] for at in range(0, len(batch), NUMS[-1])):
                 steps = [self._steps(plan.request) for plan in some]
                 if len(some) == 1:
                     results[id(some[0])] = steps[0].run(some[0])

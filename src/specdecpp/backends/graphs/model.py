@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specdecpp.backends.graphs.cache import WIDTHS, StaticCache, bucket, free_bytes, sent, span_of
-from specdecpp.backends.graphs.layers import fused
+from specdecpp.backends.graphs.layers import FusedModel, fused
 from specdecpp.backends.graphs.slots import NUMS, Slots
 from specdecpp.backends.lean import LeanCache, LeanModel
 
@@ -103,6 +103,11 @@ class GraphModel(LeanModel):
         return LeanModel.refusal(model)
 
     @cached_property
+    def can_share(self) -> bool:
+        """Whether several sequences share a pass: recorded operations of torch know one cache only."""
+        return self.device.type == "cpu" or isinstance(fused(self), FusedModel)
+
+    @cached_property
     def slots(self) -> Slots:
         """Memory of passes that several sequences share."""
         return Slots(fused(self))
@@ -144,7 +149,7 @@ class GraphModel(LeanModel):
     ) -> tuple[Float[Tensor, "rows V"], Float[Tensor, "rows D"]]:
         """Read the parts (`Model.forward`): short ones in passes over eight of them, others one after the other."""
         longest = max(len(tokens) for _, tokens in parts)
-        if len(parts) == 1 or longest > WIDTHS[-1] or not self.slots.can_share:
+        if len(parts) == 1 or longest > WIDTHS[-1] or not self.can_share:
             return super().forward(parts, rows=rows)
         found, width, slots = [], bucket(longest), self.slots
         for some in (parts[at : at + NUMS[-1]] for at in range(0, len(parts), NUMS[-1])):

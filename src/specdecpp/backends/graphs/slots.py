@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specdecpp.backends.graphs.cache import WIDTHS, Program, RecordedPasses, StaticCache
-from specdecpp.backends.graphs.layers import FusedModel, Nodes
+from specdecpp.backends.graphs.layers import Nodes
 from specdecpp.backends.lean import Attend, LeanModel
 
 NUMS = (2, 4, 8)
@@ -45,11 +45,6 @@ class Slots(RecordedPasses):
         self._idle = torch.tensor([[0, 0, WIDTHS[-1]]] * num_layers, device=self.device)
         self._table = self._idle.unsqueeze(-1).repeat(1, 1, NUMS[-1])
         self._held: list[tuple[StaticCache, int]] = []
-
-    @property
-    def can_share(self) -> bool:
-        """Recorded operations of torch know one cache only."""
-        return self.device.type == "cpu" or isinstance(self.body, FusedModel)
 
     def slot(self, i: int, width: int) -> Slot:
         """Slot i in a pass of this width."""

@@ -28,7 +28,7 @@ from specdecpp.policies.head import heads, judge_of, judges_by_q, judges_plainly
 from specdecpp.policies.protocol import END_OF_TEXT, Evidence, Stop
 from specdecpp.sampling import Uniforms, seen_rows
 from specdecpp.scheduler import Reading
-from specdecpp.step import NOT_SCORED, Host, Plan, Request, Result, Rows
+from specdecpp.step import NOT_SCORED, Engine, Host, Plan, Request, Result, Rows
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification, Verification
 
 _SCALARS = {name: i for i, name in enumerate(SCALARS)}
@@ -41,11 +41,9 @@ _LONG = 32
 """Tokens of a prompt that are quicker read by its two models in one pass than beside the steps of others."""
 
 
-class Native:
+class Native(Engine):
     """Takes requests whose target is a `NativeModel`, and the draft another or a `SuffixDrafter`. A policy that has to be
     asked draft token by draft token, and another verification or way to judge, are run by the host."""
-
-    has_batches, reads_alone = True, False
 
     def __init__(self) -> None:
         self._requests: WeakKeyDictionary[Request, _Steps] = WeakKeyDictionary()
@@ -64,6 +62,9 @@ class Native:
         if any(head.output.weight.device.type != "cpu" for head in heads(request.policy)):
             return "its head lies elsewhere"
         return None
+
+    def shares(self, request: Request) -> bool:
+        return True
 
     def run(self, plans: Sequence[Plan], readings: Sequence[Reading] = ()) -> list[Result]:
         results: dict[int, Any] = {}

@@ -30,7 +30,7 @@ from specdecpp.lab.trees.verification import verified
 from specdecpp.policies.protocol import END_OF_TEXT, Decision, Stop
 from specdecpp.sampling import Sampling, Uniforms, penalised, probabilities
 from specdecpp.scheduler import Reading
-from specdecpp.step import Plan, Request, Result, Rows
+from specdecpp.step import Engine, Plan, Request, Result, Rows
 
 Read = Callable[[Sequence[int]], Sequence[Tensor]]
 """Open nodes, all of one depth -> the draft's distribution after each of them."""
@@ -39,10 +39,8 @@ Draw = Callable[[int], int | None]
 ENOUGH = Stop("no node is worth reading")
 
 
-class Trees:
+class Trees(Engine):
     """Runs the steps of a `TreePolicy`."""
-
-    has_batches = reads_alone = False
 
     def refusal(self, request: Request) -> None:
         return None
