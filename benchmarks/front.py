@@ -3,8 +3,8 @@
     python benchmarks/front.py            # writes it between the marks in README.md
     python benchmarks/front.py --check    # says whether it is there
 
-`qwen_coder_pair.json` is what `python -m peers.cells` measured of a pair that people have: the README's table, and that of
-`smollm2_pair.json` then goes to results/smollm2_pair.md. Without it the README has SmolLM2's.
+`qwen_coder_pair.json` is what `python -m peers.cells` measured of a pair that people have: the README's table. That of
+`smollm2_pair.json` stands in results/smollm2_pair.md.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SHOWN = {
     "OpenVINO: no draft / the same draft": ("openvino", ["target alone"], ["K = 1", "K = 2"]),
     "ours, no draft": ("ours", ["target"]),
     "ours, best fixed K": ("ours", [f"fixed:{k}" for k in range(1, 9)]),
-    "ours, SpecDec++ with a head, threshold 0.7": ("ours", ["specdecpp"]),
+    "ours, SpecDec++ in the setting of its head": ("ours", ["specdecpp"]),
     "**ours, the default rule**": ("ours", ["default", "cost-aware"]),
 }
 """By label: an engine, and settings of which the best is shown, twice where it has two figures."""
@@ -53,7 +53,7 @@ def table(found: dict[str, Any], title: str) -> str:
     for label, (engine, *shown) in SHOWN.items():
         rates = [[max(speed(cells, engine, setting) for setting in settings) for settings in shown] for cells in columns]
         if any(rate for of in rates for rate in of):
-            cells = [" / ".join(f"{rate:.{rate < 10:d}f}" if rate else "-" for rate in of) for of in rates]
+            cells = [" / ".join(map(figure, of)) for of in rates]
             lines.append(f"| {label} | {' | '.join(cells)} |")
     over = [[cell["default_over_target"][0] for cell in cells] for cells in columns]
     lines.append(f"| default over no draft: mean, worst set | {' | '.join(f'{mean(of):.2f}, {min(of):.2f}' for of in over)} |")
@@ -65,6 +65,11 @@ def table(found: dict[str, Any], title: str) -> str:
         "OpenVINO accepts what the target would not say)."
     )
     return "\n".join([*lines, "", *textwrap.wrap(told, 132)])
+
+
+def figure(rate: float) -> str:
+    """Two digits at least; a dash where nothing was measured."""
+    return "-" if not rate else f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 def speed(cells: Sequence[Cell], engine: str, setting: str) -> float:
@@ -89,11 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
-    measured = [(RESULTS / name, title) for name, title in PAIRS.items() if (RESULTS / name).exists()]
-    for place, (results, title) in zip(PLACES, measured, strict=False):
-        page = ROOT / place
-        text = page.read_text(encoding="utf-8") if page.exists() else f"# SmolLM2 beside other engines\n\n{BEGIN}\n{END}\n"
-        found = table(json.loads(results.read_text(encoding="utf-8")), title)
+    for place, (name, title) in zip(PLACES, PAIRS.items(), strict=True):
+        page, results = ROOT / place, RESULTS / name
+        text, found = page.read_text(encoding="utf-8"), table(json.loads(results.read_text(encoding="utf-8")), title)
         if BEGIN not in text or END not in text:
             sys.exit(f"{place} has no place for the table of {results.name}: it goes between {BEGIN} and {END}")
         if not is_check:

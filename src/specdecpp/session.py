@@ -143,7 +143,7 @@ class Session:
 
     @property
     def shares(self) -> bool:
-        """Whether its steps share passes with those of others."""
+        """True where its steps share passes with those of others."""
         return self.engine.shares(self._request)
 
     @property

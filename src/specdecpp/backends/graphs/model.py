@@ -104,7 +104,7 @@ class GraphModel(LeanModel):
 
     @cached_property
     def can_share(self) -> bool:
-        """Whether several sequences share a pass: recorded operations of torch know one cache only."""
+        """True where several sequences share a pass: recorded operations of torch know one cache only."""
         return self.device.type == "cpu" or isinstance(fused(self), FusedModel)
 
     @cached_property
