@@ -60,8 +60,8 @@ engine-%: .engines/%/.stamp
 engines-table: $(STAMP)  ## docs/results.md: runs the tests that it names, and writes what works where
 	$(PY) tests/engines/table.py
 
-bench-peers: $(STAMP)  ## ours beside other engines, an hour (the first time another one); ARGS=--quick tries it out
-	cd benchmarks && TORCH_INDEX=$(TORCH_INDEX) $(abspath $(PY)) -m peers $(ARGS)
+bench-peers: $(STAMP)  ## other engines, each in an environment of its own, for the benchmarks that have them beside ours
+	cd benchmarks && TORCH_INDEX=$(TORCH_INDEX) $(abspath $(PY)) -m peers
 
 results: $(STAMP)  ## which benchmarks' results are older than the code that they measure
 	@$(PY) benchmarks/ages.py

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from peers import environments as env
 from peers.cells import Cell, Setting, rounded
-from peers.plan import workers
+from peers.pool import workers
 from peers.protocol import Load
 from peers.provenance import provenance
 from realpair import figures

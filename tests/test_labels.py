@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from distributions import chi_square_tail
-from kinds import KINDS, model_of
+from kinds import KINDS, built, model_of, needs_compiler
 from records import pooled_tail
 
 from specdecpp import BackendError, Sampling
-from specdecpp.backends import EagerModel
+from specdecpp.backends import EagerModel, NativeModel
 from specdecpp.head import features
 from specdecpp.sampling import probabilities
 from specdecpp.testing import TableModel, tiny_draft
@@ -42,7 +42,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @cache
 def backends(kind: str) -> tuple[EagerModel, EagerModel]:
-    target = model_of(kind)
+    target = model_of(kind) if kind in KINDS else built(kind)
     return EagerModel(target), EagerModel(tiny_draft(target))
 
 
@@ -201,8 +201,8 @@ def test_a_leaf_sees_the_clean_prefix_and_itself_only(kind: str) -> None:
             near(record.leaf[i], alone(draft, [*answer.prompt, *answer.answer[:i], y])[1], 2e-3)
 
 
-def judged(made: list[Record], kind: str, how: Sampling) -> int:
-    """Compare every token of the branches with separate passes of both models over the same text; how many there were."""
+def judged(made: list[Record], kind: str, how: Sampling, scorer: Any = None) -> int:
+    """Compare every token of the branches with passes of both models (of `scorer` for q) over the same text; how many."""
     target, draft = backends(kind)
     num = 0
     for record in made:
@@ -212,7 +212,7 @@ def judged(made: list[Record], kind: str, how: Sampling) -> int:
         assert branches.overlap is not None
         for i, length in enumerate(branches.length.tolist()):
             text = [*prompt, *answer[:i]]
-            p, q, belief = distributions_after(target, draft, text, how)
+            p, q, belief = distributions_after(target, scorer or draft, text, how)
             for k, token in enumerate(branches.token[i, :length].tolist()):
                 near(branches.log_ratio[i, k], p[token].log() - q[token].log(), 1e-3)
                 near(branches.log_q[i, k], belief[token].log(), 1e-3)
@@ -220,13 +220,13 @@ def judged(made: list[Record], kind: str, how: Sampling) -> int:
                 near(branches.gap[i, k], features.gap(belief))
                 text = [*text, token]
                 near(branches.state[i, k], alone(draft, text)[1], 2e-3)
-                p, q, belief = distributions_after(target, draft, text, how)
+                p, q, belief = distributions_after(target, scorer or draft, text, how)
                 near(branches.overlap[i, k], torch.minimum(p, q).sum())
                 num += 1
     return num
 
 
-def distributions_after(target: EagerModel, draft: EagerModel, text: list[int], how: Sampling) -> list[torch.Tensor]:
+def distributions_after(target: EagerModel, draft: Any, text: list[int], how: Sampling) -> list[torch.Tensor]:
     """[p, q, what the draft believes] after a text that is read by itself."""
     seen = seen_in(text, draft.vocab_size)
     p = probabilities(alone(target, text)[0], how, seen)
@@ -240,6 +240,26 @@ def test_a_branch_is_what_the_models_say_in_a_row(kind: str, sampling: str) -> N
     how = SAMPLINGS[sampling]
     num = judged(records(kind, sampling), kind, how)
     assert num > (3 if how.is_greedy else 10), "the comparison is vacuous"
+
+
+@needs_compiler
+@pytest.mark.parametrize("sampling", ["plain", "penalty", "greedy"])
+def test_a_reduced_vocabulary_is_the_one_that_decoding_has(sampling: str) -> None:
+    """Catches tokens scored that come later in the text, some left out that came before, and q and belief that differ in it."""
+    (target, draft), how = backends("wide-heads"), SAMPLINGS[sampling]
+    ids = [i for i in range(draft.vocab_size) if i % 4]
+    scorer = NativeModel(draft.model, num_threads=1).reduced(ids)
+    made = label(target, draft, ANSWERS, replace(FULL, sampling=how, listed=seen_in(ids, draft.vocab_size)), seeded())
+    for record in made:
+        text, num_lost = record.prompt.tolist(), 0
+        for i, x in enumerate(record.answer.tolist()):
+            p, q, belief = distributions_after(target, scorer, text, how)
+            near(record.overlap[i], torch.minimum(p, q).sum())
+            near(record.answer_log_q[i].exp(), belief[x])
+            num_lost += int(belief[x] == 0)
+            text.append(x)
+        assert num_lost >= len({*record.answer.tolist()} - {*ids} - {*record.prompt.tolist()})
+    assert judged(made, "wide-heads", how, scorer) > 3, "the comparison is vacuous"
 
 
 @pytest.mark.parametrize("sampling", ["plain", "penalty"])

@@ -25,7 +25,7 @@ import front  # pyright: ignore[reportMissingImports]
 import identity  # pyright: ignore[reportMissingImports]
 from peers import cells  # pyright: ignore[reportMissingImports]
 from peers.cells import Cell, Setting  # pyright: ignore[reportMissingImports]
-from peers.plan import QWEN_CODER, SMOLLM2, Plan, settings, workers  # pyright: ignore[reportMissingImports]
+from peers.pool import QWEN_CODER, SMOLLM2, workers  # pyright: ignore[reportMissingImports]
 from realpair.log import Log  # pyright: ignore[reportMissingImports]
 
 
@@ -70,17 +70,6 @@ def test_a_cut_file_drafts_for_the_whole(whole: Path, tmp_path: Path):
         for k in (0, 3)
     ]
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize(("pair", "dtype"), [("30m-2m", "int8"), ("30m-2m", "int4"), (SMOLLM2, "q4_1"), (SMOLLM2, "bf16")])
-def test_every_engine_is_measured_on_packed_weights(pair: str, dtype: str):
-    """Catches a stage in which ours or another engine is left out, or the default rule."""
-    stages = [stage for stage in Plan.full().stages[pair] if stage.dtype == dtype]
-    assert {stage.threads for stage in stages} == {1, 2}
-    found = {(s.engine, s.backend): s for s in settings(pair, stages[0]) if s.name == "target alone"}
-    assert {("ours", "native"), ("ours", "llama.cpp"), ("llama.cpp", None), ("openvino", None)} <= found.keys()
-    names = {s.name for s in settings(pair, stages[0])}
-    assert "cost-aware" in names
 
 
 def test_a_cell_compares_with_the_target_and_with_the_others_at_their_best():

@@ -1,7 +1,7 @@
 """Many requests at once beside other engines: tokens a second of all of them together, on the same weights and prompts.
 
-    python -m peers.batch                           (in benchmarks/) the pairs smollm2 and 30m-2m, two threads; about 40 minutes
-    python -m peers.batch --pair 30m-2m --tokens 8 --cycles 1 --out /tmp/batch.json
+    python -m peers.batch                           (in benchmarks/) the pair smollm2, two threads; about 20 minutes
+    python -m peers.batch --tokens 8 --cycles 1 --out /tmp/batch.json
 
 llama.cpp's server with as many parallel slots, vLLM on a CPU and OpenVINO's continuous batching, each with the target alone,
 and ours: the target alone and the default rule without a seed, whose lengths follow the load. One is at work at a time, in an
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import environments as env
-from peers.plan import SMOLLM2, workers
+from peers.pool import SMOLLM2, workers
 from peers.protocol import Load, Request, Worker, WorkerError
 from peers.provenance import provenance
 from specdecpp.bench.contest import in_turn
@@ -32,23 +32,23 @@ TEMPERATURES = (0.0, 1.0)
 ENGINES = {"llama.cpp": "llama.cpp", "vllm": "vllm_cpu", "openvino batching": "openvino"}
 """Workers of the others, and what the summary calls them."""
 OURS = {"target": "ours, target alone", "cost-aware": "ours, default rule"}
-DTYPES = {"smollm2": {"vllm": "bf16", "": "q4_1"}, "30m-2m": {"": "f32"}}
+DTYPE, DTYPES = "q4_1", {"vllm": "bf16"}
 LIMIT_S = 600.0
 
 
-def measured(pair: str, missing: dict[str, str], args: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(missing: dict[str, str], args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each engine and temperature; what is missing, or fails, is a row with a note."""
-    folder, pool = env.MODELS / pair, workers({"ours native", *ENGINES})
-    prompts: list[list[int]] = json.loads((folder / "pair.json").read_text())["prompts"]
+    folder, pool = env.MODELS / SMOLLM2, workers({"ours native", *ENGINES})
+    prompts: list[list[int]] = json.loads((folder / "prompts.json").read_text())
     notes, settings = dict(missing), [(name, {"n_max": None}) for name in ENGINES]
     settings += [("ours native", {"policy": policy}) for policy in OURS]
-    dtypes = {name: DTYPES[pair].get(name, DTYPES[pair][""]) for name in pool}
+    dtypes = {name: DTYPES.get(name, DTYPE) for name in pool}
     rates = timed(pool, folder, dtypes, settings, notes, prompts, TEMPERATURES, args)
     return [
         {
-            "pair": pair,
+            "pair": SMOLLM2,
             "engine": OURS.get(str(options.get("policy")), name),
-            "weights": DTYPES[pair].get(name, DTYPES[pair][""]),
+            "weights": dtypes[name],
             "temperature": temperature,
             "tokens_per_second": {
                 str(n): round(statistics.median(found), 1) for n in AT_ONCE if (found := rates[i, temperature, n])
@@ -137,11 +137,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found
 
 
-def prepared(pairs: list[str]) -> dict[str, str]:
+def prepared() -> dict[str, str]:
     """Makes what is not there; the workers that could not be made, and why."""
-    from peers.__main__ import prepare
-
-    missing = prepare(tuple(pairs), has_heads=False, engines=("llama.cpp", "openvino", "vllm"))
+    missing = env.prepare((SMOLLM2,), engines=("llama.cpp", "openvino", "vllm"))
     if "openvino" in missing:
         missing["openvino batching"] = missing.pop("openvino")
     return missing
@@ -149,16 +147,14 @@ def prepared(pairs: list[str]) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pair", action="append", choices=list(DTYPES), help="only this pair; repeatable")
     parser.add_argument("--only", action="append", choices=[*ENGINES], help="only this of the others, as it is; repeatable")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--cycles", type=int, default=3)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    pairs = args.pair or [SMOLLM2, "30m-2m"]
-    missing = {name: "not asked for" for name in ENGINES if name not in args.only} if args.only else prepared(pairs)
-    rows = [row for pair in pairs for row in measured(pair, missing, args)]
+    missing = {name: "not asked for" for name in ENGINES if name not in args.only} if args.only else prepared()
+    rows = measured(missing, args)
     for row in rows:
         print(json.dumps(row), file=sys.stderr)
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}

@@ -9,13 +9,12 @@ plain and with the same draft: llama.cpp's server on the very same two files, Op
 transformers and vLLM, which read no such file, on those values in bfloat16. All answer a prompt before the next one comes, in
 a random order; answers end where the model ends them. Rates are ratios of sums over prompts, intervals resample prompts. The
 others answer the first prompts of a cell only, and are compared on those. Where tokens are drawn OpenVINO and vLLM with a
-draft are left out: there they write what the target would not (smollm2.md; vLLM's issue 55005). Nothing else should run
+draft are left out: there they write what the target would not (vLLM's issue 55005). Nothing else should run
 meanwhile.
 
 All that are asked are in memory at once. Where that is too much, `--other` names some, and a second run has the rest: each has
 ours beside it, and both write one file. `--work` keeps what is measured at once; the same command goes on where a killed one
-was. Writes its cells with a `summary`; that of SmolLM2 goes into smollm2.json too, with the acceptance of
-`recipes/smollm2/evaluate.py` where that has this draft.
+was. Writes its cells with a `summary`, with the acceptance of `recipes/smollm2/evaluate.py` where that has this draft.
 """
 
 import argparse
@@ -40,7 +39,7 @@ from realpair.prompts import BENCHMARKS, prompts
 
 from peers import environments as env
 from peers.engines.ours import Ours
-from peers.plan import QWEN_CODER, SMOLLM2, workers
+from peers.pool import QWEN_CODER, SMOLLM2, workers
 from peers.protocol import Answer, Load, Request, Worker, WorkerError
 from peers.provenance import provenance
 from peers.smollm2 import checkpoint
@@ -80,7 +79,7 @@ OTHERS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     },
     "vllm": {"target alone": ("vllm", {}), "K = 1": ("vllm, K = 1", {}), "K = 2": ("vllm, K = 2", {})},
 }
-"""By engine and setting: the worker (`peers.plan.workers`), and its options."""
+"""By engine and setting: the worker (`peers.pool.workers`), and its options."""
 LEFT_OUT = {SMOLLM2: (), QWEN_CODER: ("n-max 1", "n-max 8, p-min 0.4", "K = 1")}
 FORMS = {SMOLLM2: "q4_1", QWEN_CODER: "q4_k_m"}
 OTHER_FORMS = {"openvino": "q4_1", "transformers": "bf16", "vllm": "bf16"}
@@ -147,9 +146,6 @@ def main() -> None:
     print(json.dumps(found["summary"], indent=1))
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if args.pair == SMOLLM2 and not args.quick:
-        beside = RESULTS / "smollm2.json"
-        beside.write_text(json.dumps(json.loads(beside.read_text()) | {"summary": found["summary"]}, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
@@ -183,8 +179,6 @@ def _arguments() -> argparse.Namespace:
 
 def made(args: argparse.Namespace) -> tuple[Path, list[Setting], dict[str, str]]:
     """Makes the others' environments and the pair in their forms: its folder, who is there, and why the rest is not."""
-    from peers.__main__ import prepare
-
     asked, folder = [] if args.no_others else args.other or [*OTHERS], env.MODELS / args.pair
     if args.pair == QWEN_CODER:
         files = {"target": TARGET.checked(args.target), "draft": DRAFT.checked(args.draft)}
@@ -192,7 +186,7 @@ def made(args: argparse.Namespace) -> tuple[Path, list[Setting], dict[str, str]]
         for role, file in files.items() if {*asked} - {"llama.cpp"} else ():
             if not (folder / role / "tokenizer_config.json").exists():
                 checkpoint(file, folder / role)
-    missing = prepare((args.pair,), smollm2=args.smollm2, engines=asked)
+    missing = env.prepare((args.pair,), smollm2=args.smollm2, engines=asked)
     there = [name for name in asked if name not in missing]
     return (
         folder,

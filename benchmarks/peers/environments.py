@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +51,32 @@ def environment(threads: int | None = None) -> dict[str, str]:
         "OPENVINO_TELEMETRY_OPT_OUT": "1",
     }
     return {**os.environ, **own} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+
+
+def prepare(
+    names: Sequence[str], *, smollm2: Path | None = None, engines: Collection[str] = ("llama.cpp", "openvino")
+) -> dict[str, str]:
+    """Make what is not there for these pairs; what could not be made, and why. SmolLM2 is that of its package unless given.
+
+    Raises `CannotMakeError` for ours and SmolLM2.
+    """
+    missing: dict[str, str] = {}
+    make_torch()
+    if "smollm2" in names:
+        make_smollm2("smollm2", smollm2)
+    steps: dict[str, tuple[Callable[[], None], ...]] = {
+        "llama.cpp": (make_llama,),
+        "openvino": (make_openvino, lambda: export_pairs(names)),
+        "vllm": (make_vllm,),
+    }
+    for name in (name for name in steps if name in engines):
+        try:
+            for make in steps[name]:
+                make()
+        except CannotMakeError as error:
+            missing[name] = str(error)
+            print(f"without {name}: {error}", file=sys.stderr)
+    return missing
 
 
 def make_torch() -> None:
@@ -100,12 +126,6 @@ def make_vllm() -> None:
     _pip(VLLM, "-r", ROOT / "tests/engines/vllm/requirements.txt", "-e", ROOT)
     _run("remove strays", [python(VLLM), "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"])
     _done(VLLM)
-
-
-def make_pairs(names: Sequence[str], *, has_heads: bool) -> None:
-    """Write the pairs that are not there yet, and train their heads. Raises `CannotMakeError`."""
-    options = () if has_heads else ("--no-heads",)
-    _run("write the pairs", [python(TORCH), "-m", "peers.pairs", *options, MODELS, *names])
 
 
 def make_smollm2(name: str, file: Path | None) -> None:

@@ -1,30 +1,23 @@
-"""Checkpoints as OpenVINO models: float32, and with packed weights. Runs in OpenVINO's own environment.
+"""Checkpoints as OpenVINO models: with packed weights. Runs in OpenVINO's own environment.
 
 python -m peers.export PAIR_FOLDER ...
 
-int8 is nncf's default (a scale and a zero for each row). int4 and q4_1 are as near to GGUF's Q4_0 and Q4_1 as nncf comes:
-groups of 32, a scale each, for q4_1 a zero too; embedding and output layer keep 8 bits, as in the GGUF files. q4_1 stands for
-Q4_K too, and of that pair nothing else stays.
+q4_1 is as near to GGUF's Q4_1 as nncf comes: groups of 32 with a scale and a zero each; embedding and output layer keep 8
+bits, as in the GGUF files. It stands for Q4_K too. The whole models are removed.
 """
 
 import shutil
 import sys
 from pathlib import Path
 
-from peers.plan import QWEN_CODER, SMOLLM2
-
 
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
-        forms = ("q4_1",) if folder.name in (SMOLLM2, QWEN_CODER) else ("int8", "int4")
         for role in ("target", "draft"):
-            whole, packed = folder / f"{role}-ov-f32", {form: folder / f"{role}-ov-{form}" for form in forms}
-            if folder.name == QWEN_CODER and all(map(_is_there, packed.values())):
-                continue
-            _export(folder / role, whole)
-            for form, out in packed.items():
-                _compress(whole, out, form)
-            if folder.name == QWEN_CODER:
+            whole, packed = folder / f"{role}-ov-f32", folder / f"{role}-ov-q4_1"
+            if not _is_there(packed):
+                _export(folder / role, whole)
+                _compress(whole, packed)
                 shutil.rmtree(whole)
 
 
@@ -49,18 +42,11 @@ def _export(checkpoint: Path, out: Path) -> None:
     )
 
 
-def _compress(model: Path, out: Path, form: str) -> None:
-    if _is_there(out):
-        return
+def _compress(model: Path, out: Path) -> None:
     import nncf  # pyright: ignore[reportMissingImports]
     import openvino  # pyright: ignore[reportMissingImports]
 
-    modes = nncf.CompressWeightsMode
-    options = {
-        "int8": {},
-        "int4": {"mode": modes.INT4_SYM, "group_size": 32, "ratio": 1.0},
-        "q4_1": {"mode": modes.INT4_ASYM, "group_size": 32, "ratio": 1.0},
-    }[form]
+    options = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "group_size": 32, "ratio": 1.0}
     shutil.copytree(model, out, ignore=shutil.ignore_patterns("openvino_model.*"), dirs_exist_ok=True)
     compressed = nncf.compress_weights(openvino.Core().read_model(model / "openvino_model.xml"), **options)
     openvino.save_model(compressed, out / "openvino_model.xml")

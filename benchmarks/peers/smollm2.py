@@ -6,7 +6,7 @@ The file is SmolLM2-135M-Instruct in Q4_1 (without FILE that of the package llm-
 
     target-q4_1.gguf, draft-q4_1.gguf    the file, and the draft of ours that ships with specdecpp; head-q4_1/ is the draft's
     target/, draft/                      the values of both rounded to bfloat16, as checkpoints
-    target-bf16.gguf, draft-bf16.gguf    the same as files
+    prompts.json                         questions in its form
 
 The draft proposes 8,192 tokens of the 49,152 under our backends. Others read it as the Llama that it is, and score them all.
 """
@@ -21,10 +21,18 @@ from typing import Any
 
 import torch
 
-from peers.pairs import PROMPTS, acceptance, as_ids, greedy
-from specdecpp.backends import trimmed
-from specdecpp.loading import gguf_writing, shipped
+from specdecpp.loading import shipped
 from specdecpp.loading.gguf import GGUF
+
+PROMPTS = "prompts.json"
+QUESTIONS = (
+    "Lena has 14 jars of honey and fills 6 more every week. How many jars does she have after 5 weeks?",
+    "A baker sells 18 rolls in the morning and 3 times as many at noon. Each roll costs $2. How much does he earn?",
+    "Omar reads 25 pages a day. His book has 300 pages and he has read 75 of them. How many more days does he need?",
+    "A bus holds 48 people. 4 buses are full and a fifth is half full. How many people are on the buses?",
+    "Ines saves $12 a week and her brother $7. How much do the two save together in 9 weeks?",
+    "A farmer has 60 eggs. He packs them into boxes of 12 and sells each box for $5. How much does he get?",
+)
 
 
 def main() -> None:
@@ -38,7 +46,7 @@ def main() -> None:
 def prepare(folder: Path, names: shipped.Names) -> None:
     """Everything of the pair, in a folder that is complete or absent; anew where it was made of other files."""
     target, draft = (folder / f"{role}-q4_1.gguf" for role in ("target", "draft"))
-    made = (folder / "pair.json").exists()
+    made = (folder / PROMPTS).exists()
     if made and filecmp.cmp(names.target, target, shallow=False) and filecmp.cmp(names.draft, draft, shallow=False):
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -46,42 +54,23 @@ def prepare(folder: Path, names: shipped.Names) -> None:
     shutil.copyfile(names.target, target)
     shutil.copyfile(names.draft, draft)
     shutil.copytree(names.head, folder / "head-q4_1")
-    precision = gguf_writing.Precision.bf16
-    for path, role in ((target, "target"), (draft, "draft")):
-        model, tokenizer = checkpoint(path, folder / role)
-        gguf_writing.write(model, tokenizer, folder / f"{role}-{precision}.gguf", precision=precision, name=role)
-    models = [GGUF(path).model for path in (target, draft)]
-    rounded = GGUF(target, dtype=torch.bfloat16).model.float()
-    prompts = [as_ids(GGUF(target).tokenizer(), prompt) for prompt in PROMPTS]
-    found = {
-        "num_parameters": [sum(p.numel() for p in model.parameters()) for model in models],
-        "num_bytes": {
-            form: [_read_bytes(folder / f"{role}-{form}.gguf") for role in ("target", "draft")] for form in ("q4_1", "bf16")
-        },
-        "prompts": prompts,
-        "greedy": [greedy(models[0], ids) for ids in prompts],
-        "greedy_bf16": [greedy(rounded, ids) for ids in prompts],
-        "acceptance": [round(acceptance(models[0], models[1], prompts, temperature), 3) for temperature in (0.0, 1.0)],
-    }
-    (folder / "pair.json").write_text(json.dumps(found) + "\n")
+    checkpoint(target, folder / "target")
+    checkpoint(draft, folder / "draft")
+    tokenizer = GGUF(target).tokenizer()
+    (folder / PROMPTS).write_text(json.dumps([as_ids(tokenizer, text) for text in QUESTIONS]) + "\n")
 
 
-def checkpoint(path: Path, out: Path) -> tuple[Any, Any]:
-    """Writes the values of a file, rounded to bfloat16, as a checkpoint, the tokenizer last; both."""
+def as_ids(tokenizer: Any, text: str) -> list[int]:
+    messages = [{"role": "user", "content": f"{text}\nLet's think step by step."}]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return tokenizer(rendered, add_special_tokens=False).input_ids
+
+
+def checkpoint(path: Path, out: Path) -> None:
+    """Writes the values of a file, rounded to bfloat16, as a checkpoint, the tokenizer last."""
     source = GGUF(path, dtype=torch.bfloat16)
-    model, tokenizer = source.model, source.tokenizer()
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    return model, tokenizer
-
-
-def _read_bytes(path: Path) -> int:
-    """What a pass has to read: all tensors, and of the output layer, which is the embedding, the rows of what it may say."""
-    source = GGUF(path)
-    num_ids = len(getattr(source.skeleton.config, trimmed.KEY, None) or range(source.skeleton.config.vocab_size))
-    sizes = {name: stored.data.nbytes for name, stored in source.stored.items()}
-    embedding = sizes.pop("model.embed_tokens.weight")
-    return sum(sizes.values()) + embedding * num_ids // source.skeleton.config.vocab_size
+    source.model.save_pretrained(out)
+    source.tokenizer().save_pretrained(out)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from threading import Timer
 from typing import Any
 
 from peers import environments as env
-from peers.plan import workers
+from peers.pool import workers
 from peers.protocol import Load, Request, Worker
 
 import specdecpp as sd

@@ -2,18 +2,14 @@
 
 Settings: {} for the target alone, {"num_assistant_tokens": K} or {"assistant_confidence_threshold": t}.
 
-float32 means float32 throughout: weights, arithmetic and cache; the defaults of this engine are bfloat16 arithmetic where the
-processor has it and an 8-bit cache. For the other types the defaults stand. What was read for one request is not kept for the
-next one, as in the other engines; and in this version sampling with a draft fails where it is kept.
+Arithmetic and cache are this engine's defaults: bfloat16 where the processor has it, and 8 bits. What was read for one request
+is not kept for the next one, as in the other engines; and in this version sampling with a draft fails where it is kept.
 """
 
 import sys
 from typing import Any
 
 from peers.protocol import Answer, Load, Request, serve
-
-FORMS = ("int8", "int4", "q4_1")
-"""What `peers.export` packs; bfloat16 is a matter of arithmetic here."""
 
 
 class OpenVINO:
@@ -29,17 +25,13 @@ class OpenVINO:
 
         self.loaded, self.pipeline = load, None
         options: dict[str, Any] = {"INFERENCE_NUM_THREADS": load.threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
-        if load.dtype == "f32":
-            exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-            options |= exact
-        form = load.dtype if load.dtype in FORMS else "f32"
         more: dict[str, Any] = {"ATTENTION_BACKEND": "SDPA"}  # the faster one for the target alone; a draft needs the other
         if self.is_speculative:
             scheduler = genai.SchedulerConfig()
             scheduler.enable_prefix_caching = False
-            draft = genai.draft_model(f"{load.folder}/draft-ov-{form}", "CPU", **options)
+            draft = genai.draft_model(f"{load.folder}/draft-ov-{load.dtype}", "CPU", **options)
             more = {"scheduler_config": scheduler, "draft_model": draft}
-        self.pipeline = genai.LLMPipeline(f"{load.folder}/target-ov-{form}", "CPU", **options, **more)
+        self.pipeline = genai.LLMPipeline(f"{load.folder}/target-ov-{load.dtype}", "CPU", **options, **more)
         return {"openvino": openvino.__version__.split("-")[0], "openvino-genai": genai.__version__.split("-")[0]}
 
     def pids(self) -> list[int]:

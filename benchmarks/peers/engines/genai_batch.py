@@ -6,7 +6,6 @@ Arithmetic, cache and weights as in `genai`; what was read for one request is no
 from collections.abc import Sequence
 from typing import Any
 
-from peers.engines.genai import FORMS
 from peers.protocol import Answer, Load, Request, serve
 
 CACHE_GB = 1
@@ -36,12 +35,8 @@ class Batching:
         load, scheduler = self.loaded, genai.SchedulerConfig()
         scheduler.enable_prefix_caching, scheduler.max_num_seqs, scheduler.cache_size = False, at_once, CACHE_GB
         options: dict[str, Any] = {"INFERENCE_NUM_THREADS": load.threads, "NUM_STREAMS": 1}
-        if load.dtype == "f32":
-            exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-            options |= exact
-        form = load.dtype if load.dtype in FORMS else "f32"
         self.pipeline = None
-        self.pipeline = genai.ContinuousBatchingPipeline(f"{load.folder}/target-ov-{form}", scheduler, "CPU", options)
+        self.pipeline = genai.ContinuousBatchingPipeline(f"{load.folder}/target-ov-{load.dtype}", scheduler, "CPU", options)
         self.at_once = at_once
 
     def run_all(self, requests: Sequence[Request]) -> list[int]:

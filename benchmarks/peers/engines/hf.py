@@ -18,11 +18,10 @@ class Transformers:
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(load.threads)
-        dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[load.dtype]
         self.calls = {"target": 0, "draft": 0}
         self.models: dict[str, Any] = {}
         for role in self.calls:
-            model = AutoModelForCausalLM.from_pretrained(f"{load.folder}/{role}", dtype=dtype).eval()
+            model = AutoModelForCausalLM.from_pretrained(f"{load.folder}/{role}", dtype=torch.bfloat16).eval()
             model.generation_config.eos_token_id = None
             model.register_forward_pre_hook(lambda *_, role=role: self._count(role))
             self.models[role] = model

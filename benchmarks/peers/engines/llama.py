@@ -21,8 +21,6 @@ from typing import Any
 from peers.environments import BINDING
 from peers.protocol import Answer, Load, Request, serve
 
-FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "q4_1", "q4_k_m": "q4_k_m"}
-
 
 class Server:
     """A running llama-server."""
@@ -135,18 +133,13 @@ class LlamaCpp:
 
     def _command(self, options: dict[str, Any]) -> list[str]:
         spec, n = self.spec, str(self.spec.threads)
-        file = f"{{}}-{FILES[spec.dtype]}.gguf"
-        command = [self.binary, "-m", f"{spec.folder}/{file.format('target')}", "-t", n, "-tb", n]
+        command = [self.binary, "-m", f"{spec.folder}/target-{spec.dtype}.gguf", "-t", n, "-tb", n]
         command += ["-c", str(1024 * self.slots), "-np", str(self.slots)]
         command += ["--cache-ram", "0", "--no-ui", "-fit", "off", "-fa", "off"]  # plain attention is the faster one on a CPU
-        is_exact = spec.dtype == "f32"
-        if is_exact:
-            command += ["-ctk", "f32", "-ctv", "f32"]
         if options["n_max"]:
-            command += ["-md", f"{spec.folder}/{file.format('draft')}", "-td", n, "-tbd", n, "--spec-type", "draft-simple"]
+            command += ["-md", f"{spec.folder}/draft-{spec.dtype}.gguf", "-td", n, "-tbd", n, "--spec-type", "draft-simple"]
             command += ["--spec-draft-n-max", str(options["n_max"])]
             command += ["--spec-draft-p-min", str(options["p_min"])] if "p_min" in options else []
-            command += ["-ctkd", "f32", "-ctvd", "f32"] if is_exact else []
         return command
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from peers.protocol import Answer, Load, Request, serve
 
-FILES = {"f32": "f32", "bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_1": "q4_1", "q4_k_m": "q4_k_m"}
-
 
 class Ours:
     """A pair under one backend (None: that of `load_pair`), with a head that lies elsewhere, and a decoder per setting."""
@@ -27,19 +25,11 @@ class Ours:
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(load.threads)
-        names = "head", f"head-{FILES[load.dtype]}"  # of all forms of the draft, or of this one
+        names = "head", f"head-{load.dtype}"  # of all forms of the draft, or of this one
         head = self.head or next((folder for name in names if (folder := Path(load.folder, name)).exists()), None)
         versions = {"specdecpp": sd.__version__, "torch": torch.__version__}
-        dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
-        if self.backend == "llama.cpp":
-            import llama_cpp  # pyright: ignore[reportMissingImports]
-
-            versions["llama-cpp-python"] = llama_cpp.__version__
-        backend: Any = self.backend
-        is_file = self.backend == "llama.cpp" or load.dtype not in dtypes
-        end = f"-{FILES[load.dtype]}.gguf" if is_file else ""
-        target, draft = (f"{load.folder}/{role}{end}" for role in ("target", "draft"))
-        self.pair = sd.load_pair(target, draft=draft, head=head, dtype=dtypes.get(load.dtype, "auto"), backend=backend)
+        target, draft = (f"{load.folder}/{role}-{load.dtype}.gguf" for role in ("target", "draft"))
+        self.pair = sd.load_pair(target, draft=draft, head=head, backend=self.backend)
         self.decoders: dict[str, Any] = {}
         return versions
 

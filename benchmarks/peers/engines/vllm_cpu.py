@@ -3,7 +3,7 @@ by a schedule of vLLM's own: [[1, 4, 2], [5, 32, 0]] is two draft tokens for up 
 
     python -m peers.engines.vllm_cpu [NUMBER [RULE | SCHEDULE]]          settings of a request: {}
 
-Weights are the checkpoint's: float32, or bfloat16 (vLLM on a CPU reads no GGUF file). It batches by itself, what it is
+Weights are the checkpoint's, in bfloat16 (vLLM on a CPU reads no GGUF file). It batches by itself, what it is
 given. Prefixes are not kept for later requests, as in the other engines.
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from peers.protocol import Answer, Load, Request, serve
 
-DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 MOST = 32
 
 
@@ -45,7 +44,7 @@ class VLLM:
             more |= {"additional_config": {"specdecpp": {"policy": self._rule}}, "async_scheduling": False}
         self.engine: Any = vllm.LLM(
             model=f"{load.folder}/target",
-            dtype=DTYPES[load.dtype],
+            dtype="bfloat16",
             max_model_len=512,
             max_num_seqs=MOST,
             enable_prefix_caching=False,

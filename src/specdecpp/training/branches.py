@@ -129,9 +129,16 @@ class BranchTree:
 
 
 def believed(
-    logits: Float[Tensor, "M V"], sampling: Sampling, seen: Bool[Tensor, "M V"] | None
+    logits: Float[Tensor, "M V"],
+    sampling: Sampling,
+    seen: Bool[Tensor, "M V"] | None,
+    listed: Bool[Tensor, " V"] | None = None,
 ) -> tuple[Float[Tensor, "M V"], Float[Tensor, "M V"]]:
-    """(q, what the draft believed): the same, but under greedy drafting the belief is the softmax at T = 1, as in `Draft`."""
+    """(q, what the draft believed): the same, but under greedy drafting the belief is the softmax at T = 1, as in `Draft`.
+
+    With a reduced vocabulary the draft scores tokens that are `listed`, and those seen before."""
+    if listed is not None and seen is not None:
+        logits = logits.masked_fill(~(listed | seen), -torch.inf)
     q = probabilities(logits, sampling, seen)
     return q, penalised(logits, sampling, seen).softmax(-1) if sampling.is_greedy else q
 
@@ -149,7 +156,7 @@ def rejected_distribution(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]) -> t
 
 @dataclass(frozen=True, kw_only=True)
 class Distributions:
-    """p, q, what the draft believed, and for the penalty the tokens before, at M places in texts or branches."""
+    """p, q, what the draft believed, and where they are needed the tokens before, at M places in texts or branches."""
 
     p: Float[Tensor, "M V"]
     q: Float[Tensor, "M V"]
@@ -170,20 +177,20 @@ class Distributions:
         return self.p.gather(-1, tokens).log() - self.q.gather(-1, tokens).log()
 
     def after(
-        self, tree: BranchTree, judge: BranchTree | None, tokens: Int[Tensor, " M"], sampling: Sampling
+        self, tree: BranchTree, judge: BranchTree | None, tokens: Int[Tensor, " M"], how: "Labelling"
     ) -> tuple["Distributions", Tensor]:
         """(The distributions after one more token, the draft's states at it [M, D]). Without a judge p stays what it was."""
         seen = None if self.seen is None else self.seen.scatter(-1, tokens.unsqueeze(-1), True)
         logits, state = tree.grow(tokens)
-        q, belief = believed(logits, sampling, seen)
-        p = self.p if judge is None else probabilities(judge.grow(tokens)[0].to(q.device), sampling, seen)
+        q, belief = believed(logits, how.sampling, seen, how.listed)
+        p = self.p if judge is None else probabilities(judge.grow(tokens)[0].to(q.device), how.sampling, seen)
         return Distributions(p=p, q=q, belief=belief, seen=seen), state
 
 
 @dataclass(frozen=True, kw_only=True)
 class Labelling:
     """Settings of the labels. `branch_length` is for the splits or sources that get branches, 0 for none; with
-    `branch_odds` the target judges the branches too."""
+    `branch_odds` the target judges the branches too. `listed` is a reduced vocabulary of the draft, on its device."""
 
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     ends: Collection[int] = ()
@@ -192,6 +199,7 @@ class Labelling:
     branch_length: int = 0
     branch_odds: bool = False
     max_length: int | None = None
+    listed: Bool[Tensor, " V"] | None = None
 
 
 def grow_branches(
@@ -247,7 +255,7 @@ def _grown(
             "entropy": features.entropy(belief),
             "gap": features.gap(belief),
         }
-        before, (distributions, state) = distributions, distributions.after(tree, judge, token[:, 0], how.sampling)
+        before, (distributions, state) = distributions, distributions.after(tree, judge, token[:, 0], how)
         if judge is not None:
             numbers |= {"log_ratio": before.log_ratio(token)[:, 0], "overlap": distributions.overlap()}
         numbers = {name: values.float().masked_fill(~alive, 0) for name, values in numbers.items()}

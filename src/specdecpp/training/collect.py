@@ -23,6 +23,8 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 import specdecpp
 from specdecpp import cache_dir
@@ -31,6 +33,7 @@ from specdecpp.decoder import encode
 from specdecpp.errors import BackendError, DataError
 from specdecpp.loading.fingerprints import fingerprint
 from specdecpp.loading.pair import Pair
+from specdecpp.loading.vocabulary import listed as first_tokens
 from specdecpp.policy_spec import as_prompt
 from specdecpp.training import shards
 from specdecpp.training.branches import TARGET_ADVICE, check_tree_mask
@@ -198,6 +201,7 @@ def _shard(recipe: Recipe, pair: Pair, index: int, items: Sequence[Sampled], *, 
         answers += [replace(q, answer=answer) for q, answer in zip(batch, sampled, strict=True)]
     generator = _generator(plan.seed, index, 1, draft.device)
     lengths = [plan.branch_length(a.source, a.split) for a in answers]
+    listed = _listed(pair, plan.draft_vocabulary)
     records: dict[int, Record] = {}
     for length in sorted({*lengths}):
         chosen = [i for i, wanted in enumerate(lengths) if wanted == length]
@@ -209,9 +213,19 @@ def _shard(recipe: Recipe, pair: Pair, index: int, items: Sequence[Sampled], *, 
             branch_length=length,
             branch_odds=plan.branches is not None and plan.branches.odds,
             max_length=context,
+            listed=listed,
         )
         records |= zip(chosen, label(target, draft, [answers[i] for i in chosen], how, generator), strict=True)
     return [records[i] for i in range(len(answers))]
+
+
+def _listed(pair: Pair, num: int | None) -> Bool[Tensor, " V"] | None:
+    """True for the tokens of a reduced vocabulary of so many, None for all tokens."""
+    if num is None or num >= pair.draft.vocab_size:
+        return None
+    mask = torch.zeros(pair.draft.vocab_size, dtype=torch.bool, device=pair.draft.device)
+    mask[first_tokens(pair.tokenizer, num)] = True
+    return mask
 
 
 def _generator(seed: int, index: int, stream: int, device: torch.device) -> torch.Generator:
@@ -226,7 +240,8 @@ def _settings(recipe: Recipe, pair: Pair, items: Sequence[Sampled]) -> dict[str,
     plan = json.loads(json.dumps(asdict(recipe.collect)))
     for source in plan["sources"]:
         source["path"] = Path(source["path"]).name
-    for keys, name, usual in ((plan, "splits", [*get_args(Split)]), (plan["branches"] or {}, "odds", False)):
+    usually = (plan, "splits", [*get_args(Split)]), (plan, "draft_vocabulary", None), (plan["branches"] or {}, "odds", False)
+    for keys, name, usual in usually:
         if keys.get(name) == usual:  # collections that were begun before there was this key have it as usual
             keys.pop(name)
     vocabulary = json.dumps(pair.tokenizer.get_vocab(), sort_keys=True)

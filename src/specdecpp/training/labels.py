@@ -136,8 +136,8 @@ def _label_batch(
     has_judge = how.branch_length > 0 and how.branch_odds
     q_logits, hidden, tree = _clean(draft, texts, rows, has_tree="leaf" in how.features or how.branch_length > 0)
     p_logits, _, judge = _clean(target, texts, rows, has_tree=has_judge)
-    seen = _seen(answers, draft) if how.sampling.needs_seen else None
-    q, belief = believed(q_logits, how.sampling, seen)
+    seen = _seen(answers, draft) if how.sampling.needs_seen or how.listed is not None else None
+    q, belief = believed(q_logits, how.sampling, seen, how.listed)
     p = probabilities(p_logits.to(draft.device), how.sampling, seen)
     distributions = Distributions(p=p, q=q, belief=belief, seen=seen)
     x = torch.tensor([t for a in answers for t in a.answer], device=draft.device)

@@ -70,6 +70,8 @@ class CollectPlan:
     seed: NonNegativeInt = 0
     draws: PositiveInt = 4
     features: tuple[Feature, ...] = ("mixed",)
+    draft_vocabulary: PositiveInt | None = None
+    """As `load_pair` takes it: how many tokens the draft scores beside those of the text."""
     branches: BranchPlan | None = field(default_factory=BranchPlan)
     shard_size: PositiveInt = 128
     batch: PositiveInt = 64

@@ -140,6 +140,8 @@ static inline Vec halves(const uint8_t* p) {
 static inline Vec bytes(const uint8_t* p) {
 #if defined(__AVX512BW__)
   return Vec(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+#elif defined(__AVX2__)
+  return Vec(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))));
 #else
   Vec v;
   for (int i = 0; i < LANES; ++i) v[i] = float(int8_t(p[i]));
