@@ -65,17 +65,17 @@ SVIP = math.sqrt(0.15 * math.log(4))
     [
         (MaxConfidence(threshold=0.4), [HALF], [], "None"),
         (MaxConfidence(threshold=0.4), [FIFTH, HALF], [], "None"),  # the last one only
-        (MaxConfidence(threshold=0.4), [HALF, FIFTH], [], "q = 0.20 < 0.4"),
+        (MaxConfidence(threshold=0.4), [HALF, FIFTH], [], "q = 0.2 < 0.4"),
         (MaxConfidence(threshold=0.5), [HALF], [], "None"),  # equal is not below
         (CumulativeConfidence(threshold=0.25), [HALF, HALF], [], "None"),
-        (CumulativeConfidence(threshold=0.2), [HALF, HALF, HALF], [], "product of q = 0.12 < 0.2"),
+        (CumulativeConfidence(threshold=0.2), [HALF, HALF, HALF], [], "product of q = 0.125 < 0.2"),
         (CumulativeConfidence(threshold=0.1), [HALF, HALF, HALF], [], "None"),
         (Entropy(threshold=SVIP - 1e-6), [FIFTH, EVEN], [], "-entropy = -1.39 < -1.39"),
         (Entropy(threshold=SVIP + 1e-6), [FIFTH, EVEN], [], "None"),
         (Entropy(threshold=SVIP - 1e-6, c=0.1), [FIFTH, EVEN], [], "None"),
         (Entropy(threshold=0.0), [SURE], [], "None"),
         (SpecDecPP(head=random_head(4, seed=0), threshold=0.7), [HALF] * 3, [0.6, 0.51], "None"),
-        (SpecDecPP(head=random_head(4, seed=0), threshold=0.7), [HALF] * 3, [0.6, 0.49], "survival = 0.29 < 0.3"),
+        (SpecDecPP(head=random_head(4, seed=0), threshold=0.7), [HALF] * 3, [0.6, 0.49], "survival = 0.294 < 0.3"),
         (SpecDecPP(head=random_head(4, seed=0), threshold=0.5), [HALF] * 3, [0.5], "None"),
     ],
 )

@@ -118,7 +118,7 @@ class Stop:
     def __str__(self) -> str:
         if self.words or self.evidence in (None, Evidence.NOTHING):
             return self.words
-        return f"{self.evidence.value} = {self.value:.2f} < {self.threshold:.3g}"
+        return f"{self.evidence.value} = {self.value:.3g} < {self.threshold:.3g}"
 
 
 LIMIT, TOKENS_LEFT, END_OF_TEXT = Stop("limit"), Stop("tokens left"), Stop("end of text")
