@@ -1,4 +1,4 @@
-"""Checkpoints as OpenVINO models: with packed weights. Runs in OpenVINO's own environment.
+"""Checkpoints as OpenVINO models with packed weights. Runs in OpenVINO's own environment.
 
 python -m peers.export PAIR_FOLDER ...
 

@@ -61,6 +61,7 @@ def prepare(folder: Path, names: shipped.Names) -> None:
 
 
 def as_ids(tokenizer: Any, text: str) -> list[int]:
+    """A question in the form that the model was trained on."""
     messages = [{"role": "user", "content": f"{text}\nLet's think step by step."}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return tokenizer(rendered, add_special_tokens=False).input_ids

@@ -71,7 +71,7 @@ class CollectPlan:
     draws: PositiveInt = 4
     features: tuple[Feature, ...] = ("mixed",)
     draft_vocabulary: PositiveInt | None = None
-    """As `load_pair` takes it: how many tokens the draft scores beside those of the text."""
+    """Number of tokens that the draft scores beside those of the text, as in `load_pair`; None: all."""
     branches: BranchPlan | None = field(default_factory=BranchPlan)
     shard_size: PositiveInt = 128
     batch: PositiveInt = 64
