@@ -127,12 +127,12 @@ def chi_square(counts: np.ndarray, distribution: np.ndarray) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
 def test_sampled_answers_follow_the_distribution_of_the_target(verification: Any) -> None:
-    """Catches a biased output distribution of the whole decoder: 4000 answers of 3 tokens against 125 exact probabilities.
+    """Catches a biased output distribution of the whole decoder: 2000 answers of 3 tokens against 125 exact probabilities.
 
     Two draft tokens fit into the first step, so that the two verifications differ. Seeded; over all seeds a correct
     decoder fails this with probability 1e-4 (5e-5 for each verification). The same counts must refute the draft's distribution.
     """
-    target, num = tiny_model("opt", vocab_size=5, hidden_size=16, layers=1, seed=3), 4000
+    target, num = tiny_model("opt", vocab_size=5, hidden_size=16, layers=1, seed=3), 2000
     draft = tiny_draft(target, noise=0.4)
     pair = Pair(target=EagerModel(target), draft=EagerModel(draft), tokenizer=tiny_tokenizer(5))
     decoder = Decoder(pair, policy=Fixed(k=2), verification=verification)

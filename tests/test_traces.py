@@ -138,7 +138,7 @@ def test_terms_are_those_of_the_collection() -> None:
 
 # Against a real pair
 
-NUM, MAX_TOKENS, LENGTH, ENDS = 150, 14, 6, (1, 9, 17)
+NUM, MAX_TOKENS, LENGTH, ENDS = 100, 14, 6, (1, 9, 17)
 CARD: dict[str, Any] = {"scalars": ("log_q", "depth"), "calibration": CHECKED}
 AHEAD = random_head(32, seed=5, scale=0.3, form="look_ahead", vocab_size=64, **CARD)
 LAGGED = random_head(32, seed=7, scale=0.3, calibration=CHECKED)

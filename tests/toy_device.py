@@ -148,7 +148,7 @@ def main() -> None:
     from specdecpp.distillation.run import distil
 
     folder = Path(sys.argv[1])
-    plan = replace(plan_of(folder, folder), device=NAME, tokens=1500)
+    plan = replace(plan_of(folder, folder), device=NAME, tokens=600)
     with Toy():
         for name, shape in (("target", None), ("target.gguf", plan.shape)):
             card = distil(replace(plan, target=str(folder / name), out=folder / f"of {name}", shape=shape))
