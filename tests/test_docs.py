@@ -344,7 +344,7 @@ def test_the_site_is_built_strictly_and_has_every_public_name(tmp_path: Path) ->
 def test_pictures_are_what_is_drawn_now() -> None:
     """Catches a picture that was not drawn again after the theory, the results or the palette changed."""
     drawn = {"figures/stopping": runpy.run_path(str(ROOT / "docs" / "figures" / "stopping.py"))["picture"]().svg}
-    found = boards([Results.read(ROOT / "benchmarks" / "results" / "replay.json")], dataset="gsm8k")
+    found = boards([Results.read(ROOT / "benchmarks" / "results" / "replay_qwen_coder.json")], dataset="gsm8k")
     drawn |= {f"pictures/{p.name.split('-')[0]}": p.svg for of in gallery(found) for p in of}
 
     def said(text: str) -> list[object]:  # where a mark is to the tenth may depend on the version of matplotlib

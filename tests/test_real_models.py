@@ -1,7 +1,7 @@
 """The whole decoder on real (tiny, random) transformers models, against `generate` and against exact distributions.
 
 Greedy comparisons are in float32, where a draft token is read in a pass of several tokens and `generate` reads it alone.
-The two differ by about 1e-6, and the two best logits of the 880 contexts compared are at least 5e-4 apart (measured),
+The two differ by about 1e-6, and the two best logits of the 660 contexts compared are at least 5e-4 apart (measured),
 so that rounding on another machine does not decide a test.
 """
 
@@ -25,7 +25,7 @@ from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 from specdecpp.verify import BlockVerification, GreedyVerification, TokenVerification
 
 NUM_TOKENS = 20
-PROMPTS = ((5,), (9, 8, 7), (20, 21, 22, 23, 24, 25, 26, 27, 28, 29), (60, 3, 60, 3, 60))
+PROMPTS = ((5,), (20, 21, 22, 23, 24, 25, 26, 27, 28, 29), (60, 3, 60, 3, 60))
 
 
 POLICIES: dict[str, Policy] = {

@@ -52,12 +52,14 @@ def targets_own(pair: Pair) -> list[tuple[list[int], int | None]]:
 def test_greedy_is_the_targets_own_on_200_prompts(
     pair: Pair, targets_own: list[tuple[list[int], int | None]], name: str
 ) -> None:
-    """Catches any break of drafting, verification or rollback that shows on a real pair, under each policy. Of the 3,200
+    """Catches any break of drafting, verification or rollback that shows on a real pair, under each policy (of four on every fourth
+    prompt). Of the 3,200
     contexts two have a near tie, one of 2e-5, and the next gap is 2e-3."""
     assert len(PROMPTS) == 200
     assert sum(end is not None for _, end in targets_own) <= 2
     decoder = sd.Decoder(pair, policy=POLICIES[name](pair))
-    for prompt, (expected, end) in zip(PROMPTS, targets_own, strict=True):
+    every = 1 if name in ("fixed", "specdecpp", "cost-aware") else 4
+    for prompt, (expected, end) in list(zip(PROMPTS, targets_own, strict=True))[::every]:
         assert list(decoder.generate(prompt, max_tokens=NUM_TOKENS, temperature=0).tokens[:end]) == expected[:end]
 
 
