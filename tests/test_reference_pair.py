@@ -52,9 +52,8 @@ def targets_own(pair: Pair) -> list[tuple[list[int], int | None]]:
 def test_greedy_is_the_targets_own_on_200_prompts(
     pair: Pair, targets_own: list[tuple[list[int], int | None]], name: str
 ) -> None:
-    """Catches any break of drafting, verification or rollback that shows on a real pair, under each policy (of four on every fourth
-    prompt). Of the 3,200
-    contexts two have a near tie, one of 2e-5, and the next gap is 2e-3."""
+    """Catches any break of drafting, verification or rollback that shows on a real pair, under each policy (four of them on
+    every fourth prompt). Of the 3,200 contexts two have a near tie, one of 2e-5, and the next gap is 2e-3."""
     assert len(PROMPTS) == 200
     assert sum(end is not None for _, end in targets_own) <= 2
     decoder = sd.Decoder(pair, policy=POLICIES[name](pair))
