@@ -55,7 +55,7 @@ coverage: $(STAMP)  ## what the tests of exactness run of the online core, file 
 engines: $(ENGINES:%=engine-%)  ## the slow tests: each engine in an environment of its own
 
 engine-%: .engines/%/.stamp
-	.engines/$*/bin/python -m pytest tests/engines/$*
+	.engines/$*/bin/python -m pytest tests/engines/$* $(if $(filter kernels,$*),-n auto)
 
 engines-table: $(STAMP)  ## docs/results.md: runs the tests that it names, and writes what works where
 	$(PY) tests/engines/table.py

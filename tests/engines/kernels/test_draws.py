@@ -264,10 +264,11 @@ def test_the_distribution_of_a_verdict_is_the_targets(kind: str, num: int) -> No
 def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> None:
     """Catches parts of a residual that are left out, contexts that lack the draft tokens, and overlaps of other rows."""
     judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}.get(kind)
-    sampling, vocab_size, num = SAMPLINGS[name], 1500, 4
+    sampling, vocab_size, num = SAMPLINGS[name], 1500, 4 if kind == "compare" else 3
     if kind == "greedy":
         sampling, judge = Sampling(temperature=0.0, repetition_penalty=sampling.repetition_penalty), GreedyVerification()
-    same, counts, num_seeds = 0, set(), max(len(SEEDS), 3)
+    is_slow = DEVICE == "cpu" and name in ("nucleus", "all") and kind != "greedy"
+    same, counts, num_seeds = 0, set(), 3 if is_slow else 6
     for seed in range(num_seeds):
         p = logits_of(vocab_size, num + 1, seed, torch.bfloat16)
         q = (p.float() + logits_of(vocab_size, num + 1, seed + 99, scale=0.3)).bfloat16()
