@@ -10,7 +10,7 @@ import pytest
 from distributions import outcome, unchecked
 
 from specdecpp import Decoder, Pair, cache_dir
-from specdecpp.lab import AutoOff, Bandit
+from specdecpp.lab import AutoOff, Bandit, FrontierLength
 from specdecpp.lab.trees import CostAwareTree
 from specdecpp.policies import CostAware, Costs, Fixed, cost_aware
 from specdecpp.policies.cost_aware import TRIAL
@@ -253,18 +253,15 @@ def test_a_later_process_begins_there(tmp_path: Path, monkeypatch: pytest.Monkey
     other = replace(known, draft_fingerprint="c")
     assert not Decoder(other, costs=costs).start([1, 2], ignore_eos=True)._memory.past.num_requests
     (file,) = cache_dir.folder().glob("experience-*")
-    for content in (
-        "{}",
-        '{"num_tested": 1}',
-        '{"bias": NaN}',
-        "[]",
-        file.read_text().replace('"num_tested": ', '"num_tested": -'),
-    ):
+    negative = file.read_text().replace('"num_tested": ', '"num_tested": -')
+    for content in ("{}", '{"num_tested": 1}', '{"bias": NaN}', "[]", negative):
         file.write_text(content)
         session = Decoder(known, costs=costs).start([1, 2], max_tokens=9, ignore_eos=True)
         assert not session._memory.past.num_requests
         while session.finish_reason is None:
             session.step()
+    for _ in range(2):  # whose memory is made of what it kept, and of nothing else
+        Decoder(known, policy=FrontierLength(), costs=costs).generate([1, 2], max_tokens=20, ignore_eos=True)
 
 
 def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
