@@ -83,9 +83,9 @@ def test_a_board_shows_the_chosen_rows_and_those_that_development_did_not_judge(
     assert sum(label.startswith("fixed") for label in found) == 1
     assert sum(label.startswith("cumulative") for label in found) == 1
     assert {"cost-aware by q", "hindsight", "perfect probability", "heuristic 5"} <= set(found)
-    assert len(found) < len(board.under("token")) / 2
+    assert len(found) < 0.7 * len(board.under("token"))
     swept = changed(WHOLE, rows=tuple(dataclasses.replace(r, chosen=False) for r in only(WHOLE, "fixed").rows))
-    assert len(boards([swept])[1].under("token", is_whole=False)) == 14  # nothing was chosen, so nothing is hidden
+    assert len(boards([swept])[1].under("token", is_whole=False)) == 8  # nothing was chosen, so nothing is hidden
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
