@@ -120,9 +120,9 @@ def test_a_decoder_that_is_made_has_measured(home: Path, monkeypatch: pytest.Mon
 
 def test_gains_at_other_costs_teach_nothing() -> None:
     """Catches a rule that goes on to believe that drafting does not pay, once the costs that said so have healed."""
-    past = {"gains": {"1": {"num": 9.0}}, "bias": 0.1, "lost": 7.0, "shares": [1.46, 2.07, 3.19]}
-    assert at_costs(past, TRUE) == past
+    past = {"gains": {"1": {"num": 9.0}}, "bias": 0.1, "lost": 7.0}
+    assert at_costs({"past": past, "shares": [1.46, 2.07, 3.19]}, TRUE) == past
     for other in ([2.1, 2.9, 4.6], None, [1.0], "x"):
-        assert at_costs(past | {"shares": other}, TRUE) == past | {"shares": other, "gains": {}, "lost": 0.0}
-    assert at_costs(None, TRUE) is None
-    assert at_costs({"rounds": []}, TRUE) == {"rounds": []}
+        assert at_costs({"past": past, "shares": other}, TRUE) == past | {"gains": {}, "lost": 0.0}
+    assert [at_costs(kept, TRUE) for kept in (None, {}, {"past": "x"})] == [None] * 3
+    assert at_costs({"past": {"rounds": []}}, TRUE) == {"rounds": []}

@@ -80,7 +80,7 @@ class Memory:
         if sampling not in self.experiences:
             pair, past, keep = self.pair, None, None
             if pair.is_identified:
-                key = {"method": 2, **self.way(sampling), "pair": [pair.target_fingerprint, pair.draft_fingerprint]}
+                key = {"method": 3, **self.way(sampling), "pair": [pair.target_fingerprint, pair.draft_fingerprint]}
                 past, keep = at_costs(cache_dir.recall("experience", key), now), partial(self._keep, key)
             self.experiences[sampling] = Experience(self.policy, past or self._practised(sampling, now), keep=keep)
         self.experiences.move_to_end(sampling)
@@ -103,7 +103,7 @@ class Memory:
         """Keep what requests have taught, and what the clock has made of the costs, without the head that this rule asks."""
         now = self.clock and self.clock.now
         if past is not None:
-            cache_dir.remember("experience", key, {**past, "shares": now and shares(now)})
+            cache_dir.remember("experience", key, {"past": past, "shares": now and shares(now)})
         if now is None or (known := self._known) is None:
             return
         from specdecpp.costs.measuring import keep
@@ -133,12 +133,13 @@ class Memory:
         return watch.kept and RequestTally(watch, text_of(self.way(sampling)), hash(tuple(prompt)))
 
 
-def at_costs(past: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any] | None:
+def at_costs(kept: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any] | None:
     """Statistics of an earlier process, without its gains where it took steps to cost otherwise than they do now."""
-    if past is None or now is None or "gains" not in past:
-        return past
+    past = kept.get("past") if kept else None
+    if now is None or not isinstance(past, dict) or "gains" not in past:
+        return past if isinstance(past, dict) else None
     try:
-        holds = not differ(past["shares"], shares(now))
+        holds = not differ(kept["shares"], shares(now))
     except (KeyError, TypeError, ValueError):  # of nobody knows which costs
         holds = False
     return past if holds else {**past, "gains": {}, "lost": 0.0}

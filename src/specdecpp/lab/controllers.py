@@ -5,7 +5,7 @@ They look at no draft token, so a step's length is known before it begins.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specdecpp.lab.history import Priced
@@ -67,8 +67,7 @@ class FrontierLength(Priced):
             )
 
     def start(self, given: Given = NO_PAST) -> Places:
-        kept, names = given.past or {"probe_every": self.probe_every}, {f.name for f in fields(Places)}
-        past: dict[str, Any] = {name: value for name, value in kept.items() if name in names}  # a file says more
+        past: dict[str, Any] = dict(given.past or {"probe_every": self.probe_every})
         past |= {name: tuple(past.get(name, ())) for name in ("rates", "tested")}
         return Places(**past)
 
