@@ -135,7 +135,7 @@ class Memory:
 
 def at_costs(kept: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any] | None:
     """Statistics of an earlier process, without its gains where it took steps to cost otherwise than they do now."""
-    past = kept.get("past") if kept else None
+    past = (kept := kept or {}).get("past")
     if now is None or not isinstance(past, dict) or "gains" not in past:
         return past if isinstance(past, dict) else None
     try:
