@@ -5,7 +5,7 @@
 
 The target alone, fixed K, rules by q and SpecDec++ with its head answer each prompt in a random order; all read every prompt.
 The *mixed stream* is all sets together, where one K has to serve code, mathematics and questions. `--head` is what
-`specdecpp train recipes/qwen_coder/head.yaml` made, `--replay` what `recipes/paper/tables.py` made of its recordings: speeds at
+`specdecpp train recipes/qwen_coder/head.yaml` made, `--replay` what `recipes/qwen_coder/tables.py` made of its recordings: speeds at
 the paper's costs. What is measured is kept in `--work` at once, and the same command goes on where a killed one was.
 `summary` has whole answers: the worse sampling of the stream, the worst cell, and the best cell of SpecDec++ over the same
 threshold on q. Rows with `is_decoding` leave the reading of prompts out. Nothing else may run meanwhile.
@@ -65,7 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--draft", type=Path, metavar="FILE", help=f"{DRAFT.model} as Q4_K_M")
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="the data files with the prompts")
     parser.add_argument("--head", type=Path, metavar="FOLDER", help="a head of the pair; without it no rule with a head")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="tables of recipes/paper/tables.py for this pair")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="tables of recipes/qwen_coder/tables.py for this pair")
     parser.add_argument("--prompts", type=int, default=8, help="of each set (default: 8)")
     parser.add_argument("--tokens", type=int, default=128, help="of every answer (default: 128)")
     parser.add_argument("--work", type=Path, default=WORK, help="keeps what was measured (default: runs/table1)")

@@ -145,6 +145,7 @@ def stopped(*_: Any) -> None:
     raise Killed
 
 
+@pytest.mark.elsewhere
 def test_everything_lies_on_the_device_of_the_target(tmp_path):
     """Catches a tensor that is made without a device, from choosing a shape to the file: on a GPU the training failed at its
     first step, when the text had been written. `toy_device.py` refuses what a GPU refuses."""

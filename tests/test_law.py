@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributions import (
-    Request,
-    distribution_of,
-    largest_difference,
-    total_variation,
-)
+from distributions import Request, distribution_of, largest_difference, total_variation
 from distributions import drafted as host_draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +35,7 @@ def policies_of(vocab_size: int) -> dict[str, Policy]:
 
 
 POLICIES = policies_of(3)
+LAB = {name: [pytest.mark.lab] * type(policy).__module__.startswith("specdecpp.lab") for name, policy in POLICIES.items()}
 ADAPTIVE = [name for name, example in EXAMPLES.items() if example.looks]
 REMEMBERING = [name for name, example in EXAMPLES.items() if example.learns]
 
@@ -108,14 +104,14 @@ SITUATIONS = {
 }
 
 
-def cases() -> Iterator[tuple[str, str, str]]:
+def cases() -> Iterator[Any]:
     """Situation, policy and verification. Comparison, which has the most outcomes by far, is for the rules without memory, but
     at the end of a text; over five tokens, up to five steps, these meet both others."""
     for (i, situation), (j, policy) in product(enumerate(SITUATIONS), enumerate(POLICIES)):
         names = list(VERIFICATIONS)[: 2 if policy in REMEMBERING and situation != "end-of-text" else 3]
         if situation != "end-of-text" and not (situation == "five-tokens" and policy in REMEMBERING):
             names = [names[(i + j) % len(names)]]
-        yield from ((situation, policy, name) for name in names)
+        yield from (pytest.param(situation, policy, name, marks=LAB[policy]) for name in names)
 
 
 @pytest.mark.parametrize(("situation", "policy", "verification"), list(cases()))

@@ -51,7 +51,7 @@ def test_documents_of_one_row_do_not_see_each_other() -> None:
 def test_every_script_says_what_it_takes() -> None:
     """Catches a script that names what the library no longer has: all are imported, in one process, and asked for help."""
     scripts = [path for path in sorted(RECIPES.glob("*/*.py")) if "ArgumentParser" in path.read_text(encoding="utf-8")]
-    assert {"publish", "evaluate", "tables", "decode_block"} <= {path.stem for path in scripts}
+    assert {"publish", "evaluate", "tables"} <= {path.stem for path in scripts}
     code = (
         "import runpy, sys\n"
         "for path in sys.argv[1:]:\n"

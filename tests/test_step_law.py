@@ -184,7 +184,7 @@ SINGLE = [*((rule, verification, "warm") for rule in RULES for verification in (
 CASES = [
     *(
         pytest.param(kind, lambda case=case: alone(*case), None, id=f"{kind}: {', '.join(case)}", marks=marks)
-        for kind, marks in (("host", ()), ("native", needs_compiler), ("device", ()))
+        for kind, marks in (("host", ()), ("native", needs_compiler), ("device", pytest.mark.elsewhere))
         for i, case in enumerate(SINGLE)
         if kind != "host" or i % 4 == 0  # each verification twice: test_law.py has the others
     ),
@@ -196,7 +196,7 @@ CASES = [
     ),
     *(
         pytest.param(kind, lambda batch=batch: batch, num, id=f"{kind}: {name}", marks=marks)
-        for kind, marks in (("native", needs_compiler), ("device", ()))
+        for kind, marks in (("native", needs_compiler), ("device", pytest.mark.elsewhere))
         for name, (num, batch) in batches(kind).items()
         if (kind, name) != ("device", "two alike")
     ),

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from specdecpp.sampling import Sampling, inverted, penalised, probabilities, see
 from specdecpp.verify import BlockVerification, CompareVerification, GreedyVerification, TokenVerification
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+slow = partial(pytest.param, marks=pytest.mark.slow)  # left out by CI, which interprets the kernels
 SEEDS = range(6 if DEVICE == "cuda" else 2)  # interpreted, each takes seconds
 SAMPLINGS = {
     "plain": Sampling(),
@@ -77,7 +79,7 @@ def test_rows_are_the_hosts(name: str, vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["nucleus", "few", "all", "least", "small nucleus"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16), slow(torch.float16)])
 def test_ties_are_cut_as_the_host_cuts_them(name: str, dtype: torch.dtype) -> None:
     """Catches equal tokens that are all kept by top-p, or cut by top-k, and ranks that do not count the parts before."""
     for seed in SEEDS:
@@ -259,8 +261,8 @@ def test_the_distribution_of_a_verdict_is_the_targets(kind: str, num: int) -> No
     assert largest_difference(completed(distribution, p_of, num + 1), completed(own, p_of, num + 1)) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["plain", "nucleus", "all", "penalised"])
-@pytest.mark.parametrize("kind", ["token", "block", "compare", "greedy"])
+@pytest.mark.parametrize("name", ["plain", slow("nucleus"), "all", "penalised"])
+@pytest.mark.parametrize("kind", ["token", slow("block"), "compare", "greedy"])
 def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> None:
     """Catches parts of a residual that are left out, contexts that lack the draft tokens, and overlaps of other rows."""
     judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}.get(kind)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from specdecpp.sampling import streams
 from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FAMILIES = ("llama", "qwen2", "qwen3", "wide-heads", "mistral-window", "gemma3-scaled", "phi3-partial", "one-kv-head")
+slow = partial(pytest.param, marks=pytest.mark.slow)
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral-window", "gemma3-scaled", "phi3-partial", "one-kv-head", slow("wide-heads"))
 
 
 def graphs(model: Any) -> Any:
@@ -60,7 +62,7 @@ WIDE_HEADS = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads
 WIDE_HEADS |= {"num_hidden_layers": 1, "max_position_embeddings": 1024, "rms_norm_eps": 0.1}
 
 
-@pytest.mark.parametrize("variant", ["qwen2", "mistral-window", "qwen3"])
+@pytest.mark.parametrize("variant", ["qwen2", slow("mistral-window"), "qwen3"])
 def test_every_width_of_wide_heads(variant: str) -> None:
     """Catches halves of a head turned with another's, biases and scales of another row, and squares that are left out."""
     text, ends = noise(sum(WIDTHS)), list(accumulate(WIDTHS))
@@ -190,7 +192,7 @@ def test_every_kernel_compiles() -> None:
 
 
 @pytest.mark.parametrize(("variant", "config"), [("qwen2", WIDE_HEADS), ("qwen3", {"num_hidden_layers": 1})])
-@pytest.mark.parametrize(("shape", "length"), [("twigs", 20), ("full", 260)])
+@pytest.mark.parametrize(("shape", "length"), [slow("twigs", 20), ("full", 260)])
 def test_nodes_of_a_tree_read_as_their_branches(variant: str, config: dict[str, Any], shape: str, length: int) -> None:
     """Catches a mask of another row, bits counted from another place, and an angle by the place: both kernels that turn."""
     model = LeanModel(built(variant, **config | {"max_position_embeddings": 1024}).to(DEVICE), probe=False)

@@ -210,7 +210,7 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
             found.check_attention()
 
 
-@pytest.mark.parametrize("asked", ["cumulative:0.3", "cumulative:0.1 trims"])
+@pytest.mark.parametrize("asked", [pytest.param("cumulative:0.3", marks=pytest.mark.slow), "cumulative:0.1 trims"])
 def test_the_distribution_is_the_targets(asked: str, python: Callable[..., Any]) -> None:
     """Catches a missing draft token that is verified, other distributions than those proposed: chi-square, 300 answers."""
     found = python("draws.py", "300", *asked.split(), CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")

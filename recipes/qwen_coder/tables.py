@@ -1,14 +1,14 @@
-"""The paper's grid and its Table 1 on a pair of ours, and what is beyond the paper, from recordings: no model is run.
+"""The paper's grid and its Table 1 on a pair of yours, and what is beyond the paper, from recordings.
 
-    python tables.py --labels ../../runs/traces/labels --heads ../../runs/head/heads --block ../../runs/traces/block.jsonl \\
-        --costs measured.json --out ../../benchmarks/results/paper.json
+    python tables.py --labels ../../runs/qwen_coder_head/labels --heads ../../runs/qwen_coder_head/heads \\
+        --costs measured.json --out ../../benchmarks/results/paper_qwen_coder_0.7.json
 
-Token verification is replayed (exact in distribution), block verification was decoded by `decode_block.py`. One setting of each
-rule is chosen on the split dev for all three sets; `specdecpp_best_h_on_test` is the best threshold for each set on that set
-itself, and the grid is picked for each set too, as the paper does: both are optimistic, and named so. `gain_over_free` is
-what a head brings: tokens/s of `cost_aware` over those of `cumulative`, the rule that needs none, and `gain_over_by_q` over
-those of `cost_aware` without a head. Costs are t_draft / t_target = c with flat verification, the paper's being 0.22, and those
-measured here.
+No model is run: token verification is replayed, which is exact in distribution. One setting of each rule is chosen on the split
+dev for all three sets; `specdecpp_best_h_on_test` is the best threshold for each set on that set itself, and the grid, where
+`--heads` has one, is picked for each set too, as the paper does: both are optimistic, and named so. `gain_over_free` is what a
+head brings: tokens/s of `cost_aware` over those of `cumulative`, the rule that needs none, and `gain_over_by_q` over those of
+`cost_aware` without a head. Costs are t_draft / t_target = c with flat verification, the paper's being 0.22, and those measured
+here.
 """
 
 import argparse
@@ -23,9 +23,7 @@ from specdecpp import lab
 from specdecpp.bench.contestants import Contender
 from specdecpp.bench.replays import Recording, Stage, recorded
 from specdecpp.bench.results import Machine, Row, provenance_of
-from specdecpp.bench.rows import Entry, rows_of
 from specdecpp.loading.pair import short_name
-from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, MaxConfidence, SpecDecPP
 from specdecpp.training import shards
 
@@ -84,16 +82,16 @@ def figures(row: Row) -> dict[str, Any]:
 
 
 class Paper:
-    """A stage for the ladder, and what block verification brought."""
+    """A stage for the ladder."""
 
-    def __init__(self, recording: Recording, named: Iterable[Named], block: list[dict], *, repeats: int):
+    def __init__(self, recording: Recording, named: Iterable[Named], *, repeats: int):
         self.named = list(named)
         self.stage = Stage(recording, [n.rule for n in self.named], repeats=repeats)
-        self.recording, self.block = recording, block
+        self.recording = recording
 
     def on(self, machine: Machine) -> dict[str, dict[str, Any]]:
         """{dataset: {policy: figures}}."""
-        rows = [*self.stage.rows(machine), *self._block_rows(machine)]
+        rows = self.stage.rows(machine)
         found: dict[str, dict[str, Any]] = {}
         for dataset in self.recording.datasets:
             own = [row for row in rows if row.dataset == dataset]
@@ -110,8 +108,6 @@ class Paper:
             of |= {f"{r.policy}{'_probability' * (r.policy == 'perfect')}": figures(r) for r in own if r.role == "oracle"}
             of["cost_aware"] |= self._over(dataset, machine, "cumulative", "gain_over_free")
             of["cost_aware"] |= self._over(dataset, machine, "cost_aware_by_q", "gain_over_by_q")
-            if block := [r for r in own if r.verification == "block"]:
-                of["cost_aware_block"] = figures(block[0])
             found[dataset] = of
         return found
 
@@ -123,49 +119,6 @@ class Paper:
         assert own is not None, "it has one setting"
         gain = self.stage.played(dataset, own, machine).gain(over=self.stage.played(dataset, free, machine))
         return {name: gain.value - 1, f"{name}_interval": [gain.low - 1, gain.high - 1]}
-
-    def _block_rows(self, machine: Machine) -> list[Row]:
-        """CostAware under block verification, against the best fixed K and the target of the replay on the same prompts."""
-        name = machine.name.removeprefix("c = ")
-        lines = [line for line in self.block if line["costs"] in (name, f"{float(name):.2f}" if name[0].isdigit() else name)]
-        rows: list[Row] = []
-        for dataset in self.recording.datasets if lines else ():
-            fixed = next(n.rule for n in self.named if n.name == "fixed_best")
-            best = self.stage.chosen(fixed, machine)
-            assert best is not None, "there are fixed lengths to choose from"
-            entries = [
-                self.stage.entry(dataset, "target", Fixed(k=0), True, machine),
-                self.stage.entry(dataset, "fixed", best, True, machine),
-                *self.stage.oracles(dataset, machine),
-                Entry(
-                    dataset=dataset,
-                    temperature=self.recording.temperature,
-                    verification="block",
-                    role="cost_aware",
-                    policy="cost-aware",
-                    label="cost-aware, block",
-                    chosen=True,
-                    prompts=block_metrics([line for line in lines if line["source"] == dataset], machine),
-                ),
-            ]
-            rows.append(rows_of(entries, seed=0)[-1])
-        return rows
-
-
-def block_metrics(lines: list[dict], machine: Machine) -> list[Metrics]:
-    """Decoded steps of each prompt at the costs they were decided for; a head's time belongs to drafting."""
-    costs = machine.costs.with_head()
-    found: dict[Any, Metrics] = {}
-    for line in sorted(lines, key=lambda line: line["prompt"]):
-        answer = Metrics(
-            num_tokens=line["num_tokens"],
-            num_spec_steps=sum(n for *_, n in line["rounds"]),
-            num_draft_tokens=sum(n * k for k, _, n in line["rounds"]),
-            num_accepted_draft_tokens=sum(n * a for _, a, n in line["rounds"]),
-            verify_s=sum(n * costs.step_s(k) for k, _, n in line["rounds"]),
-        )
-        found[line["prompt"]] = found.get(line["prompt"], Metrics()) + answer
-    return list(found.values())
 
 
 def grid_table(recording: Recording, heads: Mapping[str, sd.AcceptanceHead], machine: Machine) -> dict[str, Any]:
@@ -238,7 +191,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--labels", type=Path, required=True)
     parser.add_argument("--heads", type=Path, required=True, help="folder with head, head_lagged and the grid around it")
-    parser.add_argument("--block", type=Path, help="as written by decode_block.py")
     parser.add_argument("--costs", type=Path, help="measured costs: a results file, or draft_s and passes")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
@@ -246,9 +198,8 @@ def main() -> None:
     read = sd.AcceptanceHead.from_pretrained
     head, lagged = read(args.heads / "head"), read(args.heads / "head_lagged")
     machines = [*map(Machine.relative, C), *([Machine.read(args.costs)] if args.costs else [])]
-    block = [json.loads(line) for line in args.block.read_text(encoding="utf-8").splitlines()] if args.block else []
     recording = recorded(args.labels, {"head": head, "lagged": lagged})
-    paper = Paper(recording, field(head, lagged), block, repeats=args.repeats)
+    paper = Paper(recording, field(head, lagged), repeats=args.repeats)
     names = [f"{float(m.name.removeprefix('c = ')):.2f}" if m.name.startswith("c = ") else "measured" for m in machines]
     found = {name: paper.on(machine) for name, machine in zip(names, machines, strict=True)}
     grid = {path.name.partition(",")[2]: read(path) for path in sorted(args.heads.glob("head_lagged,*"))}
