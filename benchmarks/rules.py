@@ -1,15 +1,13 @@
-"""Which rule: all of them on the same recordings at many costs, and the default ones by the clock.
+"""Which rule: all of them on the same recordings at many costs.
 
     python benchmarks/rules.py --replay reference=runs/rules/t1/labels --replay ... --out results/rules.json
-    python benchmarks/rules.py --clock reference --gsm8k gsm8k_test.jsonl --humaneval ... --alpaca ... --out results/rules.json
 
 `--replay PAIR=LABELS` names recordings (recipes/rules); rules are replayed at draft steps of .05 to .6 of a pass with flat
 passes, and at the costs of the pair on this machine: three to six minutes of one core a recording. A rule of other people's
 work is shown three times: as it comes, as it is best on development prompts, and as it is best on the prompts that it is judged
 on, which nobody can have. docs/figures/rules.py makes the picture and the table of docs/results.md.
-`--clock PAIR` decodes unseen prompts in turns, unseeded, as requests come. Both can be given several times; what a file in
-`--out` has of other recordings and pairs stays. `summary` is in per cent, the worst cell first. While a clock runs nothing else
-should.
+It can be given several times; what a file in `--out` has of other recordings stays. `summary` is in per cent, the worst cell
+first. The costs of the pair are measured before a recording is replayed: nothing else should run then.
 """
 
 import argparse
@@ -24,11 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from batch import loaded
 from peers.provenance import provenance
 
 import specdecpp as sd
-from specdecpp.bench.contest import in_turn
 from specdecpp.costs.measuring import measured
 from specdecpp.lab import (
     AcceptanceEMA,
@@ -50,12 +46,9 @@ from specdecpp.policies import CostAware, Costs, CumulativeConfidence, Entropy, 
 from specdecpp.policies.learning import Experience
 from specdecpp.policies.protocol import NO_PAST, Given
 from specdecpp.policies.score import MIN_OTHERS
-from specdecpp.policy_spec import as_prompt
-from specdecpp.replay.intervals import ratio_of_ratios
 from specdecpp.replay.replay import Player, replay, thrown
 from specdecpp.replay.replayed import Replayed
 from specdecpp.sampling import Sampling
-from specdecpp.training import prompts as prompt_files
 from specdecpp.training import shards
 from specdecpp.training.traces import Terms, traces
 
@@ -270,80 +263,14 @@ def _percent(interval: Any) -> dict[str, float]:
     return {key: round(100 * (getattr(interval, key) - 1), 2) for key in ("value", "low", "high")}
 
 
-def by_clock(name: str, files: Mapping[str, str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A cell for each sampling and set: tokens per second of what runs by default, of fixed lengths and of the target alone.
-
-    Answers that are drawn differ in length, and reading the prompt weighs more in a short one. So each contestant's are taken
-    to be as long as all of them to that prompt are on average.
-    """
-    pair = loaded(name)
-    contestants: dict[str, sd.Decoder] = {
-        "target alone": sd.Decoder(pair, policy=Fixed(k=0), reuses=False),
-        **{f"fixed K = {k}": sd.Decoder(pair, policy=Fixed(k=k), reuses=False) for k in (1, 2, 3, 4, 6)},
-        "cumulative q 0.2": sd.Decoder(pair, policy=CumulativeConfidence(), reuses=False),
-        "cost-aware by q": sd.Decoder(pair, policy=CostAware(), reuses=False),
-    }
-    if pair.head is not None:
-        contestants["cost-aware"] = sd.Decoder(pair, policy=CostAware(head=pair.head), reuses=False)
-    for how, sampling in SAMPLINGS.items():
-        for part, path in files.items():
-            source = prompt_files.Source(path=path, prompt=part, name=part, split="test")
-            found = prompt_files.gather([source], seed=args.seed)[: args.prompts]
-            asked = [as_prompt(pair, prompt.text) for prompt in found]
-            for decoder in contestants.values():  # caches, compiled code, costs, what the first requests teach
-                for prompt in asked[: args.warm_up]:
-                    decoder.generate(prompt, max_tokens=args.tokens, sampling=sampling)
-            answers: dict[str, list[Any]] = defaultdict(list)
-            steps: dict[int, list[float]] = defaultdict(list)
-            for turn, prompt in enumerate(asked):
-                for rule in in_turn(list(contestants), turn, num_turns=len(asked)):
-                    answer = contestants[rule].generate(prompt, max_tokens=args.tokens, sampling=sampling)
-                    answers[rule].append(answer.metrics)
-                    if rule.startswith("cost-aware"):
-                        for r in answer.steps:
-                            steps[r.num_drafted].append((r.draft_s + r.head_s + r.verify_s + r.other_s) / r.expected_s)
-            length = np.mean([[m.num_tokens for m in metrics] for metrics in answers.values()], axis=0)
-            columns = {rule: (length, _seconds(metrics, length)) for rule, metrics in answers.items()}
-            rates = {rule: float(c[0].sum() / c[1].sum()) for rule, c in columns.items()}
-            best = max((rule for rule in rates if rule.startswith("fixed")), key=rates.__getitem__)
-            yield {
-                "pair": Path(name).name,
-                "sampling": how,
-                "set": part,
-                "prompts": len(asked),
-                "tokens_per_second": {rule: round(rate, 1) for rule, rate in rates.items()},
-                "best_fixed": best,
-                "percent_over": {
-                    rule: {
-                        against: _percent(ratio_of_ratios(*columns[rule], *columns[other]))
-                        for against, other in (("target alone", "target alone"), ("best fixed K", best))
-                    }
-                    for rule in rates
-                    if rule.startswith("cost-aware")
-                },
-                "clock_over_model": {k: round(statistics.median(v), 3) for k, v in sorted(steps.items()) if len(v) >= 5},
-            }
-
-
-def _seconds(metrics: Sequence[Any], length: Any) -> Any:
-    """What answers of these lengths would have taken: reading the prompt, and a token as long as in the one there was."""
-    each = zip(metrics, length, strict=True)
-    return np.array([m.prefill_s + (m.elapsed_s - m.prefill_s) * num / m.num_tokens for m, num in each])
-
-
 def summary(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Per cent: the worst cell and the mean over cells. Without a head but for `head_vs_free`."""
-    played, clocked = found.get("replay", []), found.get("clock", [])
+    played = found.get("replay", [])
     paying = [cell for cell in played if not cell["costs"].endswith(f"{NOT_PAYING:g}")]
-    free, default = "cost-aware by q", "cost-aware"
+    free = "cost-aware by q"
     columns = {
         "replay_vs_best_cumulative": [c["percent_over"][free]["cumulative q"]["value"] for c in paying],
         "replay_vs_best_fixed": [c["percent_over"][free]["fixed K"]["value"] for c in paying],
-        "clock_vs_target": [c["percent_over"][free]["target alone"]["value"] for c in clocked],
-        "clock_vs_best_fixed": [c["percent_over"][free]["best fixed K"]["value"] for c in clocked],
-        "clock_with_head_vs_target": [
-            c["percent_over"][default]["target alone"]["value"] for c in clocked if default in c["percent_over"]
-        ],
         "head_vs_free": [c["head_over_free"]["value"] for c in paying if c["head_over_free"]],
         "c06_vs_target": [100 * (c["speed_up"][free] - 1) for c in played if c not in paying],
         "first_ten_requests": [100 * (share - 1) for share in found.get("first_requests", {}).values()],
@@ -360,18 +287,6 @@ def main() -> None:
     parser.add_argument(
         "--replay", action="append", default=[], metavar="PAIR=LABELS", help="recordings, 3 to 6 minutes each; repeatable"
     )
-    parser.add_argument(
-        "--clock",
-        action="append",
-        default=[],
-        help="a pair that ships, by its name, or a folder with target and draft; repeatable",
-    )
-    for name in SETS:
-        parser.add_argument(f"--{name}", help=f"prompts of {name} for the clock")
-    parser.add_argument("--prompts", type=int, default=16, help="of each set, for the clock")
-    parser.add_argument("--warm-up", type=int, default=3, help="requests before the clock starts")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
@@ -398,9 +313,6 @@ def main() -> None:
             if kind == "c = 0.22":
                 taught = found.setdefault("first_requests", {})
                 taught[f"{name}, {recording.sampling}"] = round(first_requests(recording, costs), 4)
-    for name in args.clock:
-        for cell in by_clock(name, {part: getattr(args, part) for part in SETS if getattr(args, part)}, args):
-            add("clock", cell)
     print(json.dumps(found.get("summary", {}), indent=1))
 
 

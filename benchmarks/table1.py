@@ -5,8 +5,8 @@
 
 The target alone, fixed K, rules by q and SpecDec++ with its head answer each prompt in a random order; all read every prompt.
 The *mixed stream* is all sets together, where one K has to serve code, mathematics and questions. `--head` is what
-`specdecpp train recipes/qwen_coder/head.yaml` made, `--replay` what `recipes/qwen_coder/tables.py` made of its recordings: speeds at
-the paper's costs. What is measured is kept in `--work` at once, and the same command goes on where a killed one was.
+`specdecpp train recipes/qwen_coder/head.yaml` made, `--replay` what `tables.py` there made of its recordings: speeds at the
+paper's costs. What is measured is kept in `--work` at once, and the same command goes on where a killed one was.
 `summary` has whole answers: the worse sampling of the stream, the worst cell, and the best cell of SpecDec++ over the same
 threshold on q. Rows with `is_decoding` leave the reading of prompts out. Nothing else may run meanwhile.
 """
