@@ -6,7 +6,7 @@ TORCH ?= cpu
 TORCH_INDEX ?=
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check install -q --no-warn-script-location
+PIP := $(PY) -m pip --disable-pip-version-check install -q --no-compile --no-warn-script-location
 STAMP := $(VENV)/.stamp
 PYTEST := $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 OWN := $(VENV)/.made-by-make
@@ -26,7 +26,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
+.PHONY: help demo test tested test-rest typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,7 +39,9 @@ help:  ## this list
 demo: $(STAMP)  ## watch SmolLM2 decode (the reference pair where it could not be installed)
 	@$(VENV)/bin/specdecpp demo
 
-test: lint  ## lint, then the tests, on all cores
+test: lint tested  ## lint, then the tests, on all cores
+
+tested: $(STAMP)
 	$(PYTEST) -m "not lab and not elsewhere"
 
 test-rest: $(STAMP)  ## tests of the lab, and of code for other processors and GPUs
@@ -116,5 +118,5 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m venv .engines/$*
 	@echo 'import site; site.addsitedir("$(shell $(PY) -c 'import site; print(site.getsitepackages()[0])')")' > \
 	    "$$(.engines/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"
-	.engines/$*/bin/python -m pip --disable-pip-version-check install -q -r $<
+	.engines/$*/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<
 	@touch $@

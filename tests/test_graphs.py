@@ -263,7 +263,6 @@ def test_every_stage_of_the_gpu_benchmark_runs(tmp_path: Path) -> None:
 def test_the_smoke_test_of_a_gpu_runs(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a line that would fail on the one day that a GPU is there, and a result that does not say what was tried."""
     smoke, out = benchmark("gpu_smoke"), tmp_path / "smoke.json"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(smoke.LINES, "one that fails", lambda place: 1 / 0)
     for owner, name, value in ((finishing, "CHECKED", 2), (check, "REQUESTS", 16)):
         monkeypatch.setattr(owner, name, value)

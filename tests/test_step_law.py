@@ -186,7 +186,7 @@ CASES = [
         pytest.param(kind, lambda case=case: alone(*case), None, id=f"{kind}: {', '.join(case)}", marks=marks)
         for kind, marks in (("host", ()), ("native", needs_compiler), ("device", pytest.mark.elsewhere))
         for i, case in enumerate(SINGLE)
-        if kind != "host" or i % 4 == 0  # each verification twice: test_law.py has the others
+        if i % {"host": 4, "device": 2}.get(kind, 1) == 0  # each verification at least twice; test_law.py has all on the host
     ),
     *(
         pytest.param(

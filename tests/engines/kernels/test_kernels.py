@@ -62,7 +62,7 @@ WIDE_HEADS = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads
 WIDE_HEADS |= {"num_hidden_layers": 1, "max_position_embeddings": 1024, "rms_norm_eps": 0.1}
 
 
-@pytest.mark.parametrize("variant", ["qwen2", slow("mistral-window"), "qwen3"])
+@pytest.mark.parametrize("variant", ["qwen2", slow("mistral-window"), slow("qwen3")])
 def test_every_width_of_wide_heads(variant: str) -> None:
     """Catches halves of a head turned with another's, biases and scales of another row, and squares that are left out."""
     text, ends = noise(sum(WIDTHS)), list(accumulate(WIDTHS))
@@ -191,7 +191,7 @@ def test_every_kernel_compiles() -> None:
     assert len(done.stdout.splitlines()) == 9
 
 
-@pytest.mark.parametrize(("variant", "config"), [("qwen2", WIDE_HEADS), ("qwen3", {"num_hidden_layers": 1})])
+@pytest.mark.parametrize(("variant", "config"), [("qwen2", WIDE_HEADS), slow("qwen3", {"num_hidden_layers": 1})])
 @pytest.mark.parametrize(("shape", "length"), [slow("twigs", 20), ("full", 260)])
 def test_nodes_of_a_tree_read_as_their_branches(variant: str, config: dict[str, Any], shape: str, length: int) -> None:
     """Catches a mask of another row, bits counted from another place, and an angle by the place: both kernels that turn."""
