@@ -48,6 +48,8 @@ def age(result: Made) -> tuple[str, int]:
     if git("status", "--porcelain", "--", path) or not commit:
         return "not committed", 0
     rooms = [f"src/specdecpp/{room}" for room in result.rooms]
+    if gone := [room for room in rooms if not (HERE.parent / room).exists()]:
+        sys.exit(f"{result.name} names {gone[0]}, which does not exist")
     return day, len(git("log", "--format=%h", f"{commit}..HEAD", "--", *rooms).splitlines())
 
 

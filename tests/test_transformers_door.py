@@ -110,7 +110,7 @@ class Tape(BaseStreamer):
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_the_models_own_generate(kind: str) -> None:
     """Catches a prompt, cache or rejection read otherwise than the model does, and a loop that accepts nothing or all."""
-    loop = sd.custom_generate(draft_of(kind), policy=sd.Fixed(k=3))
+    loop = sd.custom_generate(draft_of(kind), policy="fixed:3")
     tokens, metrics = result(model_of(kind), loop)
     assert tokens == generate(model_of(kind))
     assert metrics.num_draft_tokens > metrics.num_accepted_draft_tokens > 0

@@ -36,6 +36,7 @@ from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
+from specdecpp.policy_spec import parse_policy
 from specdecpp.sampling import streams
 from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, Verification, check_lossless, check_rule, is_lossless, verification_for
@@ -59,7 +60,7 @@ def custom_generate(
     draft: Any,
     *,
     head: AcceptanceHead | str | Path | None = None,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
     verification: Verification = TokenVerification(),  # noqa: B008 (frozen)
     costs: Costs | None = None,
     seed: int | None = None,
@@ -78,6 +79,8 @@ def custom_generate(
     >>> loop = custom_generate("Qwen/Qwen3-0.6B")                                       # doctest: +SKIP
     >>> model.generate(**inputs, custom_generate=loop, max_new_tokens=64)               # doctest: +SKIP
     """
+    head = AcceptanceHead.from_pretrained(head) if isinstance(head, str | Path) else head
+    policy = parse_policy(policy).build(head) if isinstance(policy, str) else policy
     if policy is None:
         check_lossless(verification, lossless=lossless)
     else:
@@ -86,7 +89,7 @@ def custom_generate(
     return _Loop(
         draft=Checkpoint(draft, dtype="auto", device=None, device_map=None).model if is_named else draft,
         is_ours=is_named,
-        head=AcceptanceHead.from_pretrained(head) if isinstance(head, str | Path) else head,
+        head=head,
         policy=policy,
         verification=verification,
         costs=costs,
