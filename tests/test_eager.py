@@ -230,3 +230,17 @@ def test_a_sound_model_is_taken_and_put_into_evaluation_mode() -> None:
     backend = EagerModel(tiny_model("gpt2").train())
     first, second = (backend.new_cache().extend([3, 4, 5], rows=1)[0] for _ in range(2))
     assert torch.equal(first, second)
+
+
+def test_a_pass_that_fails_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches tokens that are counted and were not read: the next pass answered without them."""
+    model = EagerModel(tiny_model("llama", seed=1))
+    cache, tokens = model.new_cache(), [3, 4, 5, 6]
+    cache.extend(tokens[:2], rows=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model.model.layers[-1], "forward", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            cache.extend(tokens[2:], rows=1)
+    assert cache.length == 2
+    expected, _ = model.new_cache().extend(tokens, rows=2)
+    torch.testing.assert_close(cache.extend(tokens[2:], rows=2)[0], expected)

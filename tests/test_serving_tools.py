@@ -241,3 +241,23 @@ def test_a_grammar_that_takes_too_much_ends_its_request(client: openai.OpenAI, m
     with pytest.raises(openai.BadRequestError, match="too many states") as failed:
         chat(client, temperature=0, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     assert failed.value.code == "grammar_failed"
+
+
+def test_a_tag_within_a_string_ends_no_call() -> None:
+    """Catches a call that is cut at a tag which its arguments quote, and one without an end that takes the next with it."""
+    arguments = {"text": f"a {CLOSE} b"}
+    quoted = f"{OPEN}{json.dumps({'name': 'note', 'arguments': arguments})}{CLOSE}"
+    reader = CallReader(["note"])
+    found = [reader.push(character) for character in quoted] + [reader.push("", is_last=True)]
+    assert "".join(text for text, _ in found) == ""
+    assert [json.loads(call.function.arguments) for _, calls in found for call in calls] == [arguments]
+    open_string = f'{OPEN}{{"name": "x{CLOSE}'
+    text, calls = CallReader(["note"]).push(open_string + quoted, is_last=True)
+    assert (text, len(calls)) == (open_string, 1)
+
+
+def test_no_more_calls_than_asked_for() -> None:
+    """Catches `parallel_tool_calls: false` that holds only where a grammar does."""
+    one = f'{OPEN}{{"name": "note"}}{CLOSE}'
+    reader = CallReader(["note"], most=1)
+    assert [len(reader.push(one, is_last=is_last)[1]) for is_last in (False, True)] == [1, 0]

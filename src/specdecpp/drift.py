@@ -34,7 +34,7 @@ decode and beginnings have shares of it, in all twice as much, since half is for
 LEAST, TESTED = 16, 32
 """Requests of a check below which nothing is compared, and tested draft tokens that figures are made of at least: shorter
 requests are put together."""
-MAX_PROMPTS = 2**20
+MAX_PROMPTS, MAX_WAYS = 2**20, 64
 """Requests with prompts of their own that are compared."""
 EFFECT = 0.5
 """Prior variance of a fall, in variances of a request."""
@@ -117,7 +117,7 @@ class Comparison:
 
     def add(self, steps: Sequence[Step]) -> bool:
         """True where the evidence suffices after a request."""
-        self._steps += steps
+        self._steps += [step for step in steps if step.chances and not step.finish_reason and step.extra is None]
         if (found := figures(self._steps)) is None:
             return False
         self._steps = []
@@ -149,12 +149,11 @@ class PairWatch:
         if self.kept is None or self.warning or prompt in self._prompts or len(self._prompts) >= MAX_PROMPTS:
             return
         self._prompts.add(prompt)
-        if way not in self._comparisons:
+        if way not in self._comparisons and len(self._comparisons) < MAX_WAYS:
             ways, is_alike = self.kept.ways, way in self.kept.ways
             rows = ways[way] if is_alike else [*ways.values()][-1]
             self._comparisons[way] = Comparison(rows, is_alike=is_alike, rate=RATE / 2 ** len(self._comparisons))
-        comparison = self._comparisons[way]
-        if comparison.add(steps):
+        if (comparison := self._comparisons.get(way)) is not None and comparison.add(steps):
             self.warning = self._words(comparison, self.kept)
             logger.warning("%s", self.warning)
 

@@ -95,7 +95,11 @@ class EagerModel:
         positions = torch.arange(start, cache.length, device=self.device)[None]  # as in `generate`: RoBERTa's own begin later
         known = {"logits_to_keep": rows, "position_ids": positions}
         given = {name: value for name, value in known.items() if name in self._takes}
-        logits, hidden = self.offline_pass(cache.held, input_ids=torch.tensor([tokens], device=self.device), **given)
+        try:
+            logits, hidden = self.offline_pass(cache.held, input_ids=torch.tensor([tokens], device=self.device), **given)
+        except BaseException:
+            cache.rollback(start)  # some layers may have them
+            raise
         return logits[0, -rows:], hidden[0, -rows:]
 
     @torch.inference_mode()

@@ -4,8 +4,10 @@ Both carry the block `speculative`, with the metrics of the request, and the fig
 a step, or comes with the last chunk as the figures do.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import accumulate, groupby
 from operator import attrgetter
 from time import time
@@ -81,10 +83,9 @@ class Answer:
         prefix = "chatcmpl-" if self._is_chat else "cmpl-"
         self._head: Json = {"id": prefix + name, "created": int(time()), "model": model}
         use = plan.body.tool_use
-        names = [function["name"] for function in use.functions] if use else []
-        self.choices = [
-            AnswerState(i, len(part.prompt), CallReader(names) if names else None) for i, part in enumerate(plan.parts)
-        ]
+        names, most = [one["name"] for one in use.functions] if use else [], sys.maxsize if use and use.has_many else 1
+        reader = partial(CallReader, names, most=most) if names else lambda: None
+        self.choices = [AnswerState(i, len(part.prompt), reader()) for i, part in enumerate(plan.parts)]
         self.first_text_s: float | None = None
 
     def add(self, event: StepEvent) -> None:

@@ -102,15 +102,16 @@ class Job:
             self.cancel(ApiError(f"{message} Ask for fewer tokens, or when less is going on.", status=504, code="timeout"))
         return self._cancelled
 
-    def begin(self) -> None:
-        """Start a session for the next answer, if there is none."""
+    def begin(self) -> Session:
+        """The session of the answer, begun if there is none."""
         if self.session is not None:
-            return
+            return self.session
         self._begun, self._read = monotonic(), None
         self.queue_s = self._begun - self.submitted if self.queue_s is None else self.queue_s
         part = self.parts[self._index]
         self.session = self.decoder.start(part.prompt, **part.options)
         self.session.watch = self._recorder = self.recorder(self.session)
+        return self.session
 
     def record(self, step: Step, began: float) -> StepEvent:
         """Count a step of `session` in a turn that began at `began` (`monotonic`), and make its event."""
@@ -262,13 +263,14 @@ class EngineThread:
                 self._changed.wait()
 
     def _turn(self, running: Sequence[Job]) -> None:
+        unread = list[int]()
         for job in running:
             try:
-                job.begin()
+                unread.append(job.begin().num_unread)  # which asks its rule
             except Exception as error:
                 self._fail(job, error)
         begun = {job: session for job in running if (session := job.session) is not None}
-        rows = self._pace.rows(is_alone=all(session.num_unread for session in begun.values()))
+        rows = self._pace.rows(is_alone=all(unread))
         events: list[StepEvent] = []
         began = monotonic()
         for job, outcome in zip(begun, step(list(begun.values()), rows=rows, most=ROWS), strict=True):

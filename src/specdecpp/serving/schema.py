@@ -5,6 +5,7 @@ as `frequency_penalty: 0` or `tools: null`, because clients send such values una
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -130,9 +131,10 @@ class CalledFunction(Body):
     @field_validator("arguments")
     @classmethod
     def _check(cls, given: str) -> str:
-        if not isinstance(json.loads(given or "{}"), dict):
-            raise ValueError("arguments must be a JSON object, as text")
-        return given or "{}"
+        with suppress(RecursionError):
+            if isinstance(json.loads(given or "{}"), dict):
+                return given or "{}"
+        raise ValueError("arguments must be a JSON object, as text")
 
 
 class ToolCall(Body):
@@ -299,7 +301,7 @@ class Message(Body):
     """One message of a conversation: text, calls of the assistant, or the result of one. A developer is OpenAI's newer name of
     the system."""
 
-    unsupported: ClassVar[Neutral] = dict.fromkeys(("annotations", "audio", "function_call", "reasoning", "refusal"), ())
+    unsupported: ClassVar[Neutral] = {"annotations": ([],), "audio": (), "function_call": (), "reasoning": (), "refusal": ()}
     prefix = "messages."
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

@@ -30,6 +30,8 @@ class ServerSettings:
     """Time to finish after a signal to stop."""
 
     def __post_init__(self) -> None:
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("api_key is empty, so anybody would be answered: give a key, or leave it out")
         for name in ("max_running", "max_body_bytes", "max_new_tokens", "timeout_s"):
             if not getattr(self, name) > 0:  # nan is neither
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

@@ -7,6 +7,7 @@ template has another form, or none, is told of this one.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -114,7 +115,7 @@ def read_call(text: str, names: Sequence[str]) -> ToolCall | None:
     try:
         found = json.loads(text)
         name, arguments = found["name"], found.get("arguments", {})
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if name not in names or not isinstance(arguments, dict):
         return None
@@ -123,24 +124,30 @@ def read_call(text: str, names: Sequence[str]) -> ToolCall | None:
 
 
 class CallReader:
-    """Content and calls of a growing answer. What is no call that could be made stays content; blanks around calls go."""
+    """Content and the first `most` calls of a growing answer. What cannot be called stays content; blanks around calls go."""
 
-    def __init__(self, names: Sequence[str]):
-        self._names, self._held = names, ""
+    def __init__(self, names: Sequence[str], *, most: int = sys.maxsize):
+        self._names, self._held, self._most = names, "", most
         self._is_behind = False
 
     def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
         """The content and the calls that more text releases; with the last of it all that was held back."""
         self._held += text
         content, calls = "", list[ToolCall]()
-        while (start := self._held.find(OPEN)) >= 0 and (end := self._held.find(CLOSE, start)) >= 0:
-            call = read_call(self._held[start + len(OPEN) : end], self._names)
-            content += self._taken(end + len(CLOSE)) if call is None else self._taken(start).rstrip()
+        while (start := self._held.find(OPEN)) >= 0 and (first := self._held.find(CLOSE, start)) >= 0:
+            end = first
+            while end >= 0 and _is_open(self._held[start + len(OPEN) : end]):
+                end = self._held.find(CLOSE, end + 1)
+            if end < 0 and not is_last:
+                break
+            call = read_call(self._held[start + len(OPEN) : end], self._names) if end >= 0 else None
+            content += self._taken(first + len(CLOSE)) if call is None else self._taken(start).rstrip()
             if call is not None:
-                calls.append(call)
+                calls += [call] * (self._most > len(calls))
                 self._held, self._is_behind = self._held[end + len(CLOSE) - start :], True
         if not is_last:
             start = self._held.find(OPEN) if OPEN in self._held else len(self._held) - begun(self._held, OPEN)
+        self._most -= len(calls)
         return content + self._taken(len(self._held) if is_last else len(self._held[:start].rstrip())), calls
 
     def _taken(self, num: int) -> str:
@@ -150,6 +157,15 @@ class CallReader:
             found = found.lstrip()
             self._is_behind = not found
         return found
+
+
+def _is_open(text: str) -> bool:
+    """Tell whether JSON ends within a string: a tag that follows is part of that."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return str(error).startswith("Unterminated string")
+    return False
 
 
 def begun(text: str, tag: str) -> int:

@@ -1,6 +1,7 @@
 """A grammar along the draft tokens of compiled code, which asks behind every token that it draws."""
 
 import ctypes
+import weakref
 from typing import Any
 
 import torch
@@ -27,10 +28,12 @@ class Following:
 
     def __init__(self, task: Drafting, *, is_greedy: bool, skips: bool):
         self._task, self._is_greedy, self._skips = task, is_greedy, skips
-        self._callback = _Follow(self._follow)
+        me: Any = weakref.ref(self)  # its own method would be a cycle, which keeps the rows until the collector comes
+        self._callback = _Follow(lambda: me()._follow())
         task.follow = ctypes.cast(self._callback, ctypes.c_void_p).value
         self.allowed = torch.empty(0, 0, dtype=torch.bool)
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
+        self._known = 0
 
     def begin(self, grammar: Matcher, columns: Columns, *, limit: int, room: int) -> None:
         """Begin a step of at most `limit` draft tokens, up to `room` with forced ones: the first of these are added."""
@@ -43,18 +46,20 @@ class Following:
 
     def rows(self) -> Tensor:
         """`allowed` of the step, once it has been drafted. Raises what the grammar has raised meanwhile."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        error, self._error = self._error, None
+        if error is not None or self._known < self._task.num - (self._task.why == ENDED):
+            raise error or KeyboardInterrupt  # as the last call began, where nothing can be caught
         if self._task.why == ENDED:
             self.allowed[self._task.num] = True  # nothing comes there
         return self.allowed
 
     def _follow(self) -> None:
         try:
+            if self._known < self._task.num - 1:
+                raise KeyboardInterrupt  # as the call before began
             self._grammar.push(self._columns.tokens[self._task.num - 1])
             self._add()
-        except Exception as error:  # there is nobody to catch it in compiled code
+        except BaseException as error:  # there is nobody to catch it in compiled code
             self._error, self._task.why = error, ENDED
 
     def _add(self) -> None:
@@ -69,7 +74,7 @@ class Following:
             columns.tokens[k], columns.confidence[k], columns.accept[k] = token, 1.0, 1.0
             grammar.push(token)
             task.num = k + 1
-        self.allowed[task.num] = grammar.allowed()
+        self.allowed[task.num], self._known = grammar.allowed(), task.num
         self._limit += len(forced)
         task.limit = max(task.limit, min(self._limit, self._room))
         if grammar.is_over:

@@ -252,6 +252,7 @@ class _DraftedSteps(_Steps):
         unread = plan.tokens[self.draft.length :]
         self.draft.settle(unread)
         unread += self._columns.tokens[: task.num]
+        self.draft.note(unread)  # those that are forced too
         if len(unread) > 2:
             self.draft.extend(unread[:-1], rows=1)
             unread = unread[-1:]
