@@ -26,7 +26,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tested test-rest typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
+.PHONY: help demo test test-rest typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,9 +39,7 @@ help:  ## this list
 demo: $(STAMP)  ## watch SmolLM2 decode (the reference pair where it could not be installed)
 	@$(VENV)/bin/specdecpp demo
 
-test: lint tested  ## lint, then the tests, on all cores
-
-tested: $(STAMP)
+test: lint  ## lint, then the tests, on all cores
 	$(PYTEST) -m "not lab and not elsewhere"
 
 test-rest: $(STAMP)  ## tests of the lab, and of code for other processors and GPUs

@@ -120,6 +120,19 @@ def test_a_changed_draft_is_told_once(pair, drafts, caplog):
             pytest.fail("it is not told")
 
 
+def test_ways_without_end_are_not_compared(pair, monkeypatch):
+    """Catches a process in which requests fail once there were a thousand ways, and steps kept for nothing."""
+    watch = drift.PairWatch(pair)
+    for way in range(1100):
+        watch.end(str(way), way, [])
+    assert (len(watch._comparisons), watch.warning) == (drift.MAX_WAYS, None)
+    (decoder := sd.Decoder(pair, policy="none")).generate("x", max_tokens=8)
+    steps = [*decoder.stream("x", max_tokens=8, temperature=1.0)]
+    comparison = watch._comparisons["0"]
+    assert not comparison.add(steps)
+    assert comparison._steps == []
+
+
 def test_another_sampling_is_compared_by_acceptance(pair):
     """Catches estimates that are compared across samplings, and a check that loses what another sampling found."""
     kept = drift.recalled(pair)

@@ -1,8 +1,11 @@
 """Answers under a grammar: the target's distribution under it, enumerated; random schemas; one answer in any company."""
 
+import gc
 import json
 import random
+import weakref
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,6 +17,8 @@ from engine_cases import ENDS, VOCAB, models_of
 from kinds import needs_compiler
 from policies_list import heads_for, policies
 
+from specdecpp.backends.native.following import Following
+from specdecpp.backends.native.library import Drafting
 from specdecpp.decoder import Decoder
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.grammar import Grammar, Matcher, allowed_rows, fitting
@@ -21,6 +26,7 @@ from specdecpp.lab import TreePolicy
 from specdecpp.loading.pair import load_pair
 from specdecpp.policies import Fixed, Policy
 from specdecpp.sampling import Sampling, streams
+from specdecpp.session import Session
 from specdecpp.step import Host
 from specdecpp.testing import TableModel
 from specdecpp.verify import BlockVerification, CompareVerification, TokenVerification, verification_for
@@ -219,6 +225,66 @@ def test_compiled_code_decides_as_the_host_does(sampling: Sampling, verification
                 ends[str(session.finish_reason)] += 1
     assert num_forced > 0
     assert set(ends) == {"grammar", "eos", "length"}
+
+
+def go_on(session: Session, steps: list[list[int]]) -> None:
+    while not session.finish_reason:
+        steps.append([*session.step().tokens])
+
+
+@needs_compiler
+def test_an_interrupt_where_nothing_can_be_caught_is_told(monkeypatch: pytest.MonkeyPatch):
+    """Catches a Ctrl-C that ends a call of compiled code before its first line, and a mask of another place behind it."""
+    calls, follow, session = 0, Following._follow, models_of("native").session
+    rules = {"begin": {token: ("seven" if token % 9 == 0 else "begin") for token in range(VOCAB)}, "seven": {7: "begin"}}
+    given: Any = {"policy": Fixed(k=3), "sampling": Sampling(), "grammar": WideAutomaton(rules), "ends": (70,)}
+    expected = [[*step.tokens] for step in finish(session(**given))]
+    for missed in range(1, 9):
+        calls = 0
+
+        def missing(self: Following, missed: int = missed) -> None:
+            nonlocal calls
+            calls += 1
+            if calls != missed:
+                follow(self)
+
+        monkeypatch.setattr(Following, "_follow", missing)
+        interrupted, steps = session(**given), []
+        with pytest.raises(KeyboardInterrupt):
+            go_on(interrupted, steps)
+        interrupted.rewind()
+        go_on(interrupted, steps)
+        assert steps == expected
+
+
+def test_what_follows_a_draft_is_freed_with_its_request():
+    """Catches rows of a vocabulary that wait for the garbage collector."""
+    gc.disable()
+    try:
+        seen = weakref.ref(Following(Drafting(), is_greedy=True, skips=True))
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+@needs_compiler
+def test_a_reduced_draft_knows_the_tokens_that_were_forced():
+    """Catches a token of the text that the draft does not score, for it was forced before the first draft token."""
+    models, listed = copy(models_of("native")), [*range(0, VOCAB, 3)]
+    models.draft = models.draft.reduced(listed)
+    num_own = 0
+    for seed in range(40):
+        session = models.session(Fixed(k=3), Sampling(), seed=seed, grammar=WideAutomaton(random_rules(seed)))
+        while not session.finish_reason:
+            session.step()
+            if session.finish_reason:  # the caches are not cut then
+                break
+            text = session.draft.text
+            fresh = type(text)(text._listed)
+            fresh.read(session.tokens[: session.draft.length], 0)
+            assert text.ids == fresh.ids
+            num_own += len(text.ids)
+    assert num_own > 0
 
 
 def test_graphs_leave_grammars_to_the_host():

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import needs_compiler
 from served import PATIENCE_S, Listener
 
 import specdecpp as sd
 from specdecpp.decoder import Decoder
 from specdecpp.errors import MissingExtraError
+from specdecpp.loading.pair import Pair
 from specdecpp.policies import MaxConfidence
 from specdecpp.sampling import Sampling, probabilities, streams
 from specdecpp.scheduler import outcome_of
@@ -81,6 +83,23 @@ def test_what_takes_too_long_ends_also_while_it_waits(decoder: Decoder, engine: 
     error = late.end.error
     assert error is not None
     assert (error.status_code, error.code, late.events) == (504, "timeout", [])
+
+
+@needs_compiler
+def test_a_rule_that_raises_ends_its_own_request_alone(pair: Pair, engine: EngineThread) -> None:
+    """Catches a server that answers nobody any more once a rule has raised while a long prompt was looked at."""
+
+    class Broken(sd.Fixed):
+        def rule(self, memory: Any, costs: Any) -> Any:
+            raise OverflowError("of a rule")
+
+    bad, good = Listener(), Listener()
+    asked = job(Decoder(pair, policy=Broken(k=2)), bad, max_tokens=2)
+    asked.parts[0].prompt[:] = [3] * 300
+    engine.submit(asked)
+    engine.submit(job(Decoder(pair, policy=sd.Fixed(k=2)), good, max_tokens=2))
+    assert bad.end.error is not None
+    assert (bad.end.error.status_code, good.end.error, engine.status) == (500, None, "ok")
 
 
 def test_a_failed_start_is_raised() -> None:
@@ -181,6 +200,9 @@ def test_limits_that_admit_nothing_are_refused() -> None:
     for bad in ({"max_running": 0}, {"max_waiting": -1}, *seconds):
         with pytest.raises(ValueError, match=next(iter(bad))):
             ServerSettings(**bad)
+    for empty in ("", " "):
+        with pytest.raises(ValueError, match="api_key is empty"):
+            ServerSettings(api_key=empty)
     ServerSettings(max_waiting=0, grace_s=0.0, timeout_s=0.5)
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from specdecpp.decoder import Decoder
 from specdecpp.loading.pair import Pair
+from specdecpp.serving.schema import CalledFunction
 from specdecpp.serving.tools import CLOSE, OPEN, CallReader, ToolUse, answer_grammar, told
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -254,6 +255,14 @@ def test_a_tag_within_a_string_ends_no_call() -> None:
     open_string = f'{OPEN}{{"name": "x{CLOSE}'
     text, calls = CallReader(["note"]).push(open_string + quoted, is_last=True)
     assert (text, len(calls)) == (open_string, 1)
+
+
+def test_arguments_that_are_nested_too_deep_are_no_call() -> None:
+    """Catches an answer or a request that ends with an error of Python's."""
+    deep = f'{OPEN}{{"name": "note", "arguments": {"[" * 100_000}}}{CLOSE}'
+    assert CallReader(["note"]).push(deep, is_last=True) == (deep, [])
+    with pytest.raises(ValueError, match="must be a JSON object"):
+        CalledFunction(name="note", arguments="[" * 100_000)
 
 
 def test_no_more_calls_than_asked_for() -> None:

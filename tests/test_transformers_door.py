@@ -412,6 +412,8 @@ def test_unsound_rules_are_refused() -> None:
     """Catches the two ways of changing the distribution that `Decoder` refuses too."""
     with pytest.raises(sd.UnsoundError, match="removes a sampled draft token"):
         sd.custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True))
+    with pytest.raises(TypeError, match="policy must be a rule"):
+        sd.custom_generate(draft_of("llama"), policy=3)  # pyright: ignore[reportArgumentType]
     sd.custom_generate(draft_of("llama"), policy=MaxConfidence(threshold=0.5, drop=True), verification=CompareVerification())
     loop = sd.custom_generate(draft_of("llama"), verification=GreedyVerification())
     assert generate(model_of("llama"), custom_generate=loop) == generate(model_of("llama"))

@@ -20,7 +20,7 @@ from specdecpp.memory import Memory
 from specdecpp.metrics import Metrics
 from specdecpp.policies import CostAware, CostClock, Costs, Fixed, Policy, SpecDecPP
 from specdecpp.policies.head import heads
-from specdecpp.policy_spec import parse_policy
+from specdecpp.policy_spec import policy_of
 from specdecpp.prompt import Prompt, are_several, encode
 from specdecpp.sampling import Sampling, asked, streams, whole
 from specdecpp.scheduler import outcome_of, step
@@ -270,13 +270,7 @@ def metrics_of(session: Session, steps: Sequence[Step]) -> Metrics:
 
 def policy_for(pair: Pair, policy: Policy | str | None) -> Policy:
     """The rule that is given, by itself or by its short form; `default_policy` where none is."""
-    if policy is None:
-        return default_policy(pair)
-    if isinstance(policy, str):
-        return parse_policy(policy).build(pair.head)
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a rule, as Fixed(3), or its short form, as 'fixed:3', got {policy!r}.")
-    return policy
+    return default_policy(pair) if policy is None else policy_of(policy, pair.head)
 
 
 def default_policy(pair: Pair) -> Policy:

@@ -32,10 +32,9 @@ RATE = 1e-3
 """The chance, at most, that a process ever warns while its requests are like those of the check (`Fall`). Figures, ways to
 decode and beginnings have shares of it, in all twice as much, since half is for rises, of which nothing is said."""
 LEAST, TESTED = 16, 32
-"""Requests of a check below which nothing is compared, and tested draft tokens that figures are made of at least: shorter
-requests are put together."""
+"""Requests of a check, and tested draft tokens of figures, at least: shorter requests are put together."""
 MAX_PROMPTS, MAX_WAYS = 2**20, 64
-"""Requests with prompts of their own that are compared."""
+"""Requests with prompts of their own, and ways to decode, that are compared."""
 EFFECT = 0.5
 """Prior variance of a fall, in variances of a request."""
 WINDOW, BEGINNINGS = 200, 32
@@ -59,10 +58,13 @@ MARGINS = Figures(0.02, 0.005)
 NAMES = ("acceptance", "acceptance beyond what was expected of it")
 
 
+def _tested(steps: Iterable[Step]) -> list[Step]:
+    return [step for step in steps if step.chances and not step.finish_reason and step.extra is None]
+
+
 def figures(steps: Iterable[Step]) -> Figures | None:
     """Figures of steps, those of trees and the last of a request left out; None of fewer than `TESTED` draft tokens."""
-    chains = [step for step in steps if not step.finish_reason and step.extra is None]
-    tested = [one for step in chains for one in zip_longest(step.chances, step.judged[: len(step.chances)])]
+    tested = [one for step in _tested(steps) for one in zip_longest(step.chances, step.judged[: len(step.chances)])]
     if len(tested) < TESTED:
         return None
     beyond = [chance - estimate for chance, estimate in tested if estimate is not None]
@@ -117,7 +119,7 @@ class Comparison:
 
     def add(self, steps: Sequence[Step]) -> bool:
         """True where the evidence suffices after a request."""
-        self._steps += [step for step in steps if step.chances and not step.finish_reason and step.extra is None]
+        self._steps += _tested(steps)
         if (found := figures(self._steps)) is None:
             return False
         self._steps = []

@@ -76,6 +76,14 @@ def parse_policy(spec: str) -> PolicySpec:
     return PolicySpec(spec, _read(spec, None))
 
 
+def policy_of(policy: Policy | str, head: "AcceptanceHead | None") -> Policy:
+    """The rule that is given, by itself or by its short form, which has this head."""
+    policy = parse_policy(policy).build(head) if isinstance(policy, str) else policy
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy must be a rule, as Fixed(3), or its short form, as 'fixed:3', got {policy!r}.")
+    return policy
+
+
 def _read(spec: str, head: "AcceptanceHead | None") -> Policy:
     """The policy of a short form, whose rules have this head."""
     name, _, rest = spec.partition(":")

@@ -208,9 +208,7 @@ def check_lossless(verification: Verification, *, lossless: bool) -> None:
 
 def verification_for(sampling: Sampling, verification: Verification) -> Verification:
     """The verification as a request under this sampling has it: temperature 0 compares the likeliest tokens."""
-    if not sampling.is_greedy:
-        return verification
-    return getattr(verification, "at_zero", None) or GreedyVerification()
+    return getattr(verification, "at_zero", None) or GreedyVerification() if sampling.is_greedy else verification
 
 
 def check_rule(policy: Policy, verification: Verification, *, lossless: bool) -> None:

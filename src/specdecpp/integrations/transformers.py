@@ -36,7 +36,7 @@ from specdecpp.loading.tokenizers import check_same_tokenizer, load_tokenizer
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import costs_for, heads
-from specdecpp.policy_spec import parse_policy
+from specdecpp.policy_spec import policy_of
 from specdecpp.sampling import streams
 from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, Verification, check_lossless, check_rule, is_lossless, verification_for
@@ -80,7 +80,7 @@ def custom_generate(
     >>> model.generate(**inputs, custom_generate=loop, max_new_tokens=64)               # doctest: +SKIP
     """
     head = AcceptanceHead.from_pretrained(head) if isinstance(head, str | Path) else head
-    policy = parse_policy(policy).build(head) if isinstance(policy, str) else policy
+    policy = None if policy is None else policy_of(policy, head)
     if policy is None:
         check_lossless(verification, lossless=lossless)
     else:

@@ -72,8 +72,8 @@ class Entropy(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 < self.c < math.inf and 0 <= self.threshold <= 1e100):
-            raise ValueError(f"Entropy needs c > 0 and threshold >= 0, both finite, got c={self.c}, threshold={self.threshold}")
+        if not (self.c > 0 and self.threshold >= 0):
+            raise ValueError(f"Entropy needs c > 0 and threshold >= 0, got c={self.c} and threshold={self.threshold}")
 
     def rule(self, memory: Any, costs: "Costs | None") -> Rule:
-        return Rule(Evidence.NEGATIVE_ENTROPY, (-math.inf, -(self.threshold**2) / self.c))
+        return Rule(Evidence.NEGATIVE_ENTROPY, (-math.inf, -self.threshold * self.threshold / self.c))

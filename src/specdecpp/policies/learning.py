@@ -19,6 +19,7 @@ others begin with what all of them have taught so far, for each way of sampling 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -196,10 +197,7 @@ class Account:
 
     def up_to_date(self) -> "Account":
         """The account with nothing pending."""
-        account = self
-        for outcome in self.pending:
-            account = account.after(outcome)
-        return account
+        return reduce(Account.after, self.pending, self)
 
     def acceptance(self, prior: float, weight: int) -> float:
         """Acceptance of the draft tokens tested so far; the prior counts for `weight` of them."""

@@ -7,7 +7,6 @@ a step, or comes with the last chunk as the figures do.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import accumulate, groupby
 from operator import attrgetter
 from time import time
@@ -83,9 +82,10 @@ class Answer:
         prefix = "chatcmpl-" if self._is_chat else "cmpl-"
         self._head: Json = {"id": prefix + name, "created": int(time()), "model": model}
         use = plan.body.tool_use
-        names, most = [one["name"] for one in use.functions] if use else [], sys.maxsize if use and use.has_many else 1
-        reader = partial(CallReader, names, most=most) if names else lambda: None
-        self.choices = [AnswerState(i, len(part.prompt), reader()) for i, part in enumerate(plan.parts)]
+        names = [function["name"] for function in use.functions] if use else []
+        most = 1 if use and not use.has_many else sys.maxsize
+        readers = [CallReader(names, most=most) if names else None for _ in plan.parts]
+        self.choices = [AnswerState(i, len(p.prompt), r) for i, (p, r) in enumerate(zip(plan.parts, readers, strict=True))]
         self.first_text_s: float | None = None
 
     def add(self, event: StepEvent) -> None:

@@ -143,7 +143,8 @@ class CallReader:
             call = read_call(self._held[start + len(OPEN) : end], self._names) if end >= 0 else None
             content += self._taken(first + len(CLOSE)) if call is None else self._taken(start).rstrip()
             if call is not None:
-                calls += [call] * (self._most > len(calls))
+                if len(calls) < self._most:
+                    calls.append(call)
                 self._held, self._is_behind = self._held[end + len(CLOSE) - start :], True
         if not is_last:
             start = self._held.find(OPEN) if OPEN in self._held else len(self._held) - begun(self._held, OPEN)

@@ -213,13 +213,14 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
 @pytest.mark.parametrize("asked", [pytest.param("cumulative:0.3", marks=pytest.mark.slow), "cumulative:0.1 trims"])
 def test_the_distribution_is_the_targets(asked: str, python: Callable[..., Any]) -> None:
     """Catches a missing draft token that is verified, other distributions than those proposed: chi-square, 240 answers."""
-    found = python("draws.py", "240", *asked.split(), CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
+    num_answers = 240
+    found = python("draws.py", str(num_answers), *asked.split(), CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
     cells, rest = [], [0, 0.0]
     for num, p in found["rows"]:
-        if 240 * p >= 5:
-            cells.append((num, 240 * p))
+        if num_answers * p >= 5:
+            cells.append((num, num_answers * p))
         else:
-            rest = [rest[0] + num, rest[1] + 240 * p]
+            rest = [rest[0] + num, rest[1] + num_answers * p]
     cells.append((rest[0], rest[1]))
     chi_square, num_free = sum((num - mean) ** 2 / mean for num, mean in cells), len(cells) - 1
     assert num_free >= 8
