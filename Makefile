@@ -26,7 +26,7 @@ PIP += $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
+.PHONY: help demo test test-rest test-slow typecheck coverage engines engines-table bench-peers results lint house docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,11 +39,14 @@ help:  ## this list
 demo: $(STAMP)  ## watch SmolLM2 decode (the reference pair where it could not be installed)
 	@$(VENV)/bin/specdecpp demo
 
-test: lint  ## lint, then the tests, on all cores
-	$(PYTEST) -m "not lab and not elsewhere"
+test: $(STAMP)  ## the tests, on all cores
+	$(PYTEST) -m "not lab and not elsewhere and not slow"
 
 test-rest: $(STAMP)  ## tests of the lab, and of code for other processors and GPUs
-	$(PYTEST) -m "lab or elsewhere"
+	$(PYTEST) -m "(lab or elsewhere) and not slow"
+
+test-slow: $(STAMP)  ## the tests that take longest
+	$(PYTEST) -m slow
 
 typecheck: $(STAMP)  ## some tests with every annotated type and shape checked at every call
 	$(PY) -m pytest -q -n auto --jaxtyping-packages=specdecpp,beartype.beartype $(TYPED:%=tests/test_%.py)
@@ -52,7 +55,7 @@ coverage: $(STAMP)  ## what the tests of exactness run of the online core, file 
 	$(PY) -m coverage erase && $(PY) -m coverage run -m pytest -q -n auto --dist loadfile $(EXACT:%=tests/test_%.py)
 	$(PY) -m coverage combine -q && $(PY) -m coverage report
 
-engines: $(ENGINES:%=engine-%)  ## the slow tests: each engine in an environment of its own
+engines: test-slow $(ENGINES:%=engine-%)  ## the slow tests, and those of each engine in an environment of its own
 
 engine-%: .engines/%/.stamp
 	.engines/$*/bin/python -m pytest tests/engines/$* $(if $(filter kernels,$*),-n auto)

@@ -417,7 +417,6 @@ def test_what_is_no_file_is_told(tmp_path: Path):
 # Mutations
 
 
-@pytest.mark.slow
 def test_mutated_files_are_refused_or_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Catches what nobody thought of: a traceback, logits that are no numbers, gigabytes for a file of less than a megabyte."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # so that nothing is timed

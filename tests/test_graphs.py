@@ -259,7 +259,7 @@ def test_every_stage_of_the_gpu_benchmark_runs(tmp_path: Path) -> None:
     assert abs(stages["pair"][0]["acceptance"] - 0.75) < 0.05
 
 
-@pytest.mark.parametrize("lines", ["that", pytest.param("", marks=[pytest.mark.slow, pytest.mark.elsewhere])])
+@pytest.mark.parametrize("lines", ["that", pytest.param("", marks=pytest.mark.slow)])
 def test_the_smoke_test_of_a_gpu_runs(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a line that would fail on the one day that a GPU is there, and a result that does not say what was tried."""
     smoke, out = benchmark("gpu_smoke"), tmp_path / "smoke.json"

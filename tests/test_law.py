@@ -35,7 +35,7 @@ def policies_of(vocab_size: int) -> dict[str, Policy]:
 
 
 POLICIES = policies_of(3)
-LAB = {name: [pytest.mark.lab] * type(policy).__module__.startswith("specdecpp.lab") for name, policy in POLICIES.items()}
+LAB = [name for name, policy in POLICIES.items() if type(policy).__module__.startswith("specdecpp.lab")]
 ADAPTIVE = [name for name, example in EXAMPLES.items() if example.looks]
 REMEMBERING = [name for name, example in EXAMPLES.items() if example.learns]
 
@@ -111,7 +111,8 @@ def cases() -> Iterator[Any]:
         names = list(VERIFICATIONS)[: 2 if policy in REMEMBERING and situation != "end-of-text" else 3]
         if situation != "end-of-text" and not (situation == "five-tokens" and policy in REMEMBERING):
             names = [names[(i + j) % len(names)]]
-        yield from (pytest.param(situation, policy, name, marks=LAB[policy]) for name in names)
+        marks = (pytest.mark.lab, *[pytest.mark.slow] * ((i + j) % 2)) if policy in LAB else ()
+        yield from (pytest.param(situation, policy, name, marks=marks) for name in names)
 
 
 @pytest.mark.parametrize(("situation", "policy", "verification"), list(cases()))

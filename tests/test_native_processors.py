@@ -17,9 +17,10 @@ from specdecpp.backends.native import compilation, library
 from specdecpp.backends.native.weights import KINDS
 from specdecpp.sampling import inverted
 
-pytestmark = [pytest.mark.slow, pytest.mark.elsewhere, needs_compiler]
+pytestmark = [pytest.mark.elsewhere, needs_compiler]
 LEVELS = {"x86-64": ("x86_64", "")} | compilation.LEVELS
 """The processors that a wheel has code for, and the oldest."""
+QUICK = ("F32", "BF16", "Q4_1", "Q8_0", "Q4_K", "IQ4_NL")
 
 
 @pytest.fixture(scope="module", params=list(LEVELS))
@@ -46,7 +47,7 @@ def loaded(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_found", functools.cache(lambda: (code, "compiled for a test")))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in KINDS])
 def test_another_processor_computes_the_same(kind: str, code: Any) -> None:
     """Catches registers of another width that read elsewhere, bytes of the wrong sign, and bits that depend on the pass."""
     is_coded = kind not in ("F32", "F16", "BF16")

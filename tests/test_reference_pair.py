@@ -47,8 +47,7 @@ def targets_own(pair: Pair) -> list[tuple[list[int], int | None]]:
     return answers
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "cost-aware")) for name in POLICIES])
 def test_greedy_is_the_targets_own_on_200_prompts(
     pair: Pair, targets_own: list[tuple[list[int], int | None]], name: str
 ) -> None:

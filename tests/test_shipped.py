@@ -143,7 +143,6 @@ def test_what_ships_of_smollm2_is_ours_small_and_described():
 
 
 @needs_smollm2
-@pytest.mark.slow
 def test_smollm2_answers(monkeypatch):
     """Catches a draft that does not grow from the package's file, a head that does not fit it, and text that is none: at
     temperature 0 drafting gives what the target alone gives."""

@@ -179,14 +179,15 @@ def alone(rule: str, verification: str, sampling: str, grammar: Matcher | None =
     return [{"policy": RULES[rule](), "verification": verification, "sampling": SAMPLINGS[sampling], "grammar": grammar}]
 
 
+ELSEWHERE_SLOW = (pytest.mark.elsewhere, pytest.mark.slow)
 FILTERED = [(*case, s) for s in ("top-p", "min-p") for case in [("cumulative q", "token"), ("fixed", "block")]]
 SINGLE = [*((rule, verification, "warm") for rule in RULES for verification in ("token", "block", "compare")), *FILTERED]
 CASES = [
     *(
-        pytest.param(kind, lambda case=case: alone(*case), None, id=f"{kind}: {', '.join(case)}", marks=marks)
-        for kind, marks in (("host", ()), ("native", needs_compiler), ("device", pytest.mark.elsewhere))
+        pytest.param(kind, lambda case=case: alone(*case), None, id=f"{kind}: {', '.join(case)}", marks=marks[i % 4 > 0])
+        for kind, *marks in (("host", ()), ("native", *[needs_compiler] * 2), ("device", pytest.mark.elsewhere, ELSEWHERE_SLOW))
         for i, case in enumerate(SINGLE)
-        if i % {"host": 4, "device": 2}.get(kind, 1) == 0  # each verification at least twice; test_law.py has all on the host
+        if kind != "host" or i % 4 == 0  # each verification at least twice; test_law.py has all on the host
     ),
     *(
         pytest.param(

@@ -262,7 +262,7 @@ def test_the_distribution_of_a_verdict_is_the_targets(kind: str, num: int) -> No
 
 
 @pytest.mark.parametrize("name", ["plain", slow("nucleus"), "all", "penalised"])
-@pytest.mark.parametrize("kind", ["token", slow("block"), "compare", "greedy"])
+@pytest.mark.parametrize("kind", ["token", slow("block"), slow("compare"), "greedy"])
 def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> None:
     """Catches parts of a residual that are left out, contexts that lack the draft tokens, and overlaps of other rows."""
     judge: Any = {"token": TokenVerification(), "block": BlockVerification(), "compare": CompareVerification()}.get(kind)

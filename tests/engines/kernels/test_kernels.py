@@ -28,7 +28,8 @@ from specdecpp.testing import tiny_draft, tiny_model, tiny_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 slow = partial(pytest.param, marks=pytest.mark.slow)
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral-window", "gemma3-scaled", "phi3-partial", "one-kv-head", slow("wide-heads"))
+FAMILIES = ("llama", "qwen2", "gemma3-scaled", "phi3-partial", "one-kv-head")
+FAMILIES += (slow("qwen3"), slow("mistral-window"), slow("wide-heads"))
 
 
 def graphs(model: Any) -> Any:
