@@ -120,6 +120,8 @@ def test_several_answers_have_their_own_seeds(client: openai.OpenAI) -> None:
     several = complete(client, n=3, seed=5)
     alone = [complete(client, seed=5 + i) for i in range(3)]
     assert [choice.text for choice in several.choices] == [one.choices[0].text for one in alone]
+    below = complete(client, n=2, seed=-1)
+    assert [choice.text for choice in below.choices] == [complete(client, seed=seed).choices[0].text for seed in (-1, 0)]
     assert len({choice.text for choice in several.choices}) == 3
     assert several.usage.prompt_tokens == alone[0].usage.prompt_tokens
 

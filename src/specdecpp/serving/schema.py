@@ -204,7 +204,7 @@ class BaseRequest(Body):
     min_p: float | None = Field(default=None, ge=0, le=1, description="Drop tokens below this times the largest probability.")
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100, description="Above 1: fewer repeats.")
     stop: Stops = Field(default=[])
-    seed: int | None = Field(default=None, ge=0, lt=2**63, description="Same seed, same answer; answer i has seed + i.")
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Same seed, same answer; answer i has seed + i.")
     n: int = Field(default=1, ge=1, le=16)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     ignore_eos: bool = Field(default=False, description="Go on after the token that ends a text.")

@@ -114,7 +114,7 @@ class RequestValidator:
         # stops do not follow the clock, and so it has a seed.
         is_rounded = sampling.is_greedy and not isinstance(self.pair.target.new_cache(), Forks)
         seed = 0 if body.seed is None and is_rounded else body.seed
-        seeds = [None if seed is None else seed + i for i in range(len(every))]
+        seeds = [None if seed is None else (seed + i) % 2**64 for i in range(len(every))]
         parts = tuple(Part(prompt=p, options={**options, "seed": s}) for p, s in zip(every, seeds, strict=True))
         return RequestPlan(body=body, decoder=decoder, verification=verification, sampling=sampling, parts=parts)
 
