@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/reading.json")
     args = parser.parse_args()
     models = [GGUF(part.checked(path)) for part, path in ((TARGET, args.target), (DRAFT, args.draft))]
-    target, draft = (m.backend("native", vocab_size=min(m.num_rows for m in models)).new_cache() for m in models)
+    target, draft = (m.backend("native", vocab_size=min(m.num_rows for m in models)) for m in models)
     tokenizer, rows = models[0].tokenizer(), []
     for kind, texts in prompts(args.data, args.prompts).items():
         sums = {tail: [0.0, 0.0] for tail in TAILS}
