@@ -116,7 +116,7 @@ class Weights:
 
     def see_to(self, end: int) -> None:
         """Tables of angles that go to this position or further."""
-        if self._tables and end <= len(self._tables[0][0]):
+        if self._tables and end <= self._tables[0][0].shape[0]:
             return
         self._tables = [angles.to(end) for angles in self._angles]
         for i, (cos, sin) in enumerate(self._tables):
