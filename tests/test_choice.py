@@ -67,6 +67,20 @@ def test_a_name_is_an_order_and_of_several_the_first_is_taken(llama: Folders, gp
     )
 
 
+def test_slow_passes_for_want_of_compiled_code_are_told(
+    llama: Folders, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches an install that is six times as slow as it could be without a word, and the word where it would not help."""
+    monkeypatch.setattr(native.library, "refusal", lambda: "there is no C++ compiler.")
+    loaded(llama, None)  # its heads are too narrow for compiled code
+    load_pair("reference", backend="lean")
+    assert not caplog.records
+    load_pair("reference")
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiled code would be several times as fast: there is no C++ compiler."
+    ]
+
+
 def test_the_faster_threads_are_taken_and_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a choice against its own figures or one that follows the noise from load to load; one thread, chosen while others
     had the machine, that is kept for ever; and half a file that stops a pair from being loaded."""

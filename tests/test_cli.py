@@ -15,6 +15,7 @@ import specdecpp
 from specdecpp import cache_dir, cli
 from specdecpp.cli import common, generate
 from specdecpp.head import AcceptanceHead, HeadCard
+from specdecpp.loading import shipped
 from specdecpp.testing import save_tiny_pair
 
 VERBS = list(cli.VERBS)
@@ -238,6 +239,7 @@ def test_an_error_of_a_run_is_one_line(pair: list[str], folder: Path, monkeypatc
 def test_half_a_pair_is_bad_usage(names: list[str], folder: Path):
     """Catches half a pair that is completed by the reference pair, or loaded before it is refused."""
     assert "--target and --draft go together" in refused("generate", "hello", *names[2:], code=2)
+    assert "Did you mean smollm2?" in refused("generate", "hello", "--target", "smollm", code=2)
     assert "a head needs --draft" in refused("generate", "hello", *names[:2], "--head", str(folder / "head"), code=2)
 
 
@@ -261,6 +263,9 @@ def test_a_pair_with_a_name_needs_no_draft_and_has_its_head():
     for policy in ("none", "specdecpp"):
         assert answer("hello", "--target", "reference", "--policy", policy, "--max-tokens", "3")["policy"].startswith(policy)
     assert "go together" in refused("generate", "hello", "--draft", "reference", code=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shipped, "_packaged", lambda: None)
+        assert "writes nonsense. For SmolLM2: Install it" in call("generate", "hello", "--max-tokens", "3").stderr
 
 
 def test_what_is_odd_about_a_pair_is_one_line(folder: Path, names: list[str], tmp_path: Path):

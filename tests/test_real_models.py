@@ -124,7 +124,7 @@ def chi_square(counts: np.ndarray, distribution: np.ndarray) -> float:
     return float(chisquare(observed, np.append(expected[~small], expected[small].sum())).pvalue)
 
 
-@pytest.mark.parametrize("verification", [TokenVerification(), BlockVerification()])
+@pytest.mark.parametrize("verification", [pytest.param(TokenVerification(), marks=pytest.mark.slow), BlockVerification()])
 def test_sampled_answers_follow_the_distribution_of_the_target(verification: Any) -> None:
     """Catches a biased output distribution of the whole decoder: 2000 answers of 3 tokens against 125 exact probabilities.
 

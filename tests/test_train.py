@@ -275,6 +275,10 @@ def untimed(path: Path) -> bytes:
     return re.sub(rb'"elapsed_s": [\d.e-]+', b"", path.read_bytes())
 
 
+def slow(value: str) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 def damaged(path: Path, harm: str) -> None:
     content, dice = path.read_bytes(), random.Random(0)
     if harm == "flipped":
@@ -284,7 +288,7 @@ def damaged(path: Path, harm: str) -> None:
         path.write_bytes({"truncated": content[: len(content) // 2], "empty": b"", "other": b"<html>"}[harm])
 
 
-@pytest.mark.parametrize("harm", ["truncated", "empty", "other", "flipped", "foreign", "a folder"])
+@pytest.mark.parametrize("harm", ["truncated", *map(slow, ("empty", "other")), "flipped", "foreign", "a folder"])
 def test_a_damaged_state_is_told_with_the_way_out(harm: str, answers, dev, tmp_path):
     """Catches the tracebacks of zip, pickle and torch, and an optimiser that goes on from numbers that are not its own."""
     whole = train(QUICK, answers, dev, ABOUT, tmp_path)

@@ -354,7 +354,7 @@ def keep_figures(pair: Pair, prompts: Sequence[Sequence[int]], trial: Trial, *, 
         session.tally = None
         if figures := drift.figures(run(session)):
             found.append(figures)
-        tell(f"answer {len(found)}: its acceptance is kept, to notice when it falls")
+        tell(f"{len(found)} answers")
         if perf_counter() > until:
             break
     return drift.keep(pair, drift.text_of(decoder.memory.way(trial.sampling)), found) if len(found) >= drift.LEAST else None

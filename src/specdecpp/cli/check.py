@@ -65,7 +65,9 @@ def check(
         out = render.console()
         out.print(advice.terminal(found), width=render.width_of(out))
     if not found.is_interrupted:
-        with suppress(KeyboardInterrupt), common.interruptible(), render.live("keeping figures for later") as tell:
+        with suppress(KeyboardInterrupt), common.interruptible(), render.live("measuring acceptance") as tell:
+            more = f"keeping acceptance, to notice when it falls, in at most {common.clock(trial.seconds)} more; Ctrl-C ends it"
+            print(more, file=sys.stderr)
             later = texts if prompts else [questions.PRACTICE]
             asked = [ids for of in later for ids in questions.encoded(pair, of, num_dev=0, num_test=checking.REQUESTS).test]
             checking.keep_figures(pair, asked, trial, tell=tell)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -110,6 +111,9 @@ class PairNames:
         """Refuse, before models are loaded, names that cannot make a pair, and policies that lack their head."""
         from specdecpp.policy_spec import parse_policy
 
+        name = self.target or ""
+        if name not in PAIRS and not Path(name).exists() and (close := get_close_matches(name, PAIRS, cutoff=0.8)):
+            raise ValueError(f"there is no pair {name}. Did you mean {close[0]}? A folder must exist; a hub name is org/name.")
         is_named = self.target is not None and self.target not in PAIRS
         if is_named and self.draft is None and self.head is not None:
             raise ValueError("a head needs --draft: it judges what a draft model proposes. Name the one it was trained for.")
@@ -135,18 +139,22 @@ class PairNames:
 
         return "reference" if self.head else shipped.usual()
 
-    def load(self, *, quiet: bool = False) -> "Pair":
-        """The pair, with the messages of transformers off, and on a terminal a line that says what is being done."""
+    def load(self, *, every_s: float | None = None, quiet: bool = False) -> "Pair":
+        """The pair, with the messages of transformers off, and on a terminal a line that says what is being done; without one
+        a line every `every_s` seconds."""
         from specdecpp.report import render
 
-        with render.live("loading the pair", every_s=None, quiet=quiet) as tell, _heard(tell):
+        with render.live("loading the pair", every_s=every_s, quiet=quiet) as tell, _heard(tell):
             tell("importing")  # torch and transformers, which takes seconds
+            from specdecpp.loading import shipped
             from specdecpp.loading.pair import load_pair
 
             check_device(self.device)
             silence(self.target, self.draft)
             options: Any = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
             pair = load_pair(self.usual, draft=self.draft, head=self.head, **options)
+        if self.usual == "reference" and (self.target, self.head, quiet) == (None, None, False):
+            print(f"note: this is the pair reference, which writes nonsense. For SmolLM2: {shipped.HOW}", file=sys.stderr)
         if (trouble := cache_dir.trouble()) and not quiet:
             print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
         return pair

@@ -60,5 +60,5 @@ def serve(
     )
     check_verification(verification)
     listening = server.bound(host, port)
-    pair = names.load()
+    pair = names.load(every_s=10)
     server.serve(pair, settings, listening=listening, on_ready=lambda: write(server.address(listening) + "\n"))

@@ -18,7 +18,7 @@
 | `WithCopies` | another rule says so; takes copies of the text where these promise more | outcomes, costs | copies.py |
 | `CostAwareTree`, `Widths` and others | trees of draft tokens | q, outcomes, costs | trees |
 
-`mdp` solves the exact stopping problem, `parallel` drafts by heads on a draft's last state, `oracles` know what no decoder can,
+`mdp` solves the exact stopping problem, `oracles` know what no decoder can,
 and `lossy` has verifications that keep another distribution than the target's.
 
 No module outside this package imports it. `--policy` and `bench` find its rules by the entry point `specdecpp.policies`.

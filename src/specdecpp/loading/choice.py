@@ -16,7 +16,7 @@ import torch
 from specdecpp import cache_dir
 from specdecpp.backends import Cache, Model
 from specdecpp.backends.engines import BACKENDS
-from specdecpp.backends.native import NativeModel
+from specdecpp.backends.native import NativeModel, library
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.errors import BackendError
 from specdecpp.loading.gguf import GGUF, is_gguf
@@ -58,6 +58,8 @@ def choose(
         except BackendError as error:
             refused[f"{own[0]}: {str(error).rstrip('.')}"] = None
         else:
+            if kinds is None and (reason := library.refusal()) and any(reason.rstrip(".") in line for line in refused):
+                log.warning("compiled code would be several times as fast: %s", reason)
             name = own[0] if own[0] == own[-1] else f"{own[0]} with {own[-1]} for the draft"
             why = "as asked" if is_order else f"not others: {'; '.join(refused)}" if refused else "the first choice"
             if isinstance(made[0], NativeModel) and torch.get_num_threads() > 1:

@@ -63,7 +63,7 @@ WIDE_HEADS = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads
 WIDE_HEADS |= {"num_hidden_layers": 1, "max_position_embeddings": 1024, "rms_norm_eps": 0.1}
 
 
-@pytest.mark.parametrize("variant", ["qwen2", slow("mistral-window"), slow("qwen3")])
+@pytest.mark.parametrize("variant", map(slow, ("qwen2", "mistral-window", "qwen3")))
 def test_every_width_of_wide_heads(variant: str) -> None:
     """Catches halves of a head turned with another's, biases and scales of another row, and squares that are left out."""
     text, ends = noise(sum(WIDTHS)), list(accumulate(WIDTHS))
@@ -73,7 +73,7 @@ def test_every_width_of_wide_heads(variant: str) -> None:
             torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [None, fused.Tiling(16, 32, 2, 2), fused.Tiling(16, 128, 2, 1)])
+@pytest.mark.parametrize("shape", [None, slow(fused.Tiling(16, 32, 2, 2)), fused.Tiling(16, 128, 2, 1)])
 def test_every_way_to_make_a_product(shape: fused.Tiling | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a first step of weights that counts twice or not at all, and a scale that is left out after torch's product."""
     adding = fused.Tiling(16, 32, 2, 2)  # so that what torch multiplies next has no scale yet
@@ -100,7 +100,9 @@ def test_half_precision_is_as_close_as_without_kernels(dtype: torch.dtype) -> No
     assert (own.float() - exact).abs().mean() < 2 * (lean.float() - exact).abs().mean()
 
 
-@pytest.mark.parametrize(("length", "most", "portions"), [(62, 32, 1), (218, 32, 1), (300, 4, 4), (318, 32, 8), (1100, 32, 32)])
+@pytest.mark.parametrize(
+    ("length", "most", "portions"), [(62, 32, 1), slow(218, 32, 1), (300, 4, 4), (318, 32, 8), slow(1100, 32, 32)]
+)
 def test_long_texts_are_put_together_from_portions(
     length: int, most: int, portions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +120,7 @@ def test_long_texts_are_put_together_from_portions(
             torch.testing.assert_close(backend.extend(text[length:], rows=5)[0], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("variant", "sizes"), [("mistral-window", {}), ("qwen3", {}), ("llama", WIDE_HEADS)])
+@pytest.mark.parametrize(("variant", "sizes"), [("mistral-window", {}), slow("qwen3", {}), slow("llama", WIDE_HEADS)])
 def test_several_sequences_in_one_pass(variant: str, sizes: dict[str, int]) -> None:
     """Catches a slot that reads or writes another's keys, positions of another row, and portions put together across slots:
     texts and caches of different sizes, by the launch that turns and by the one behind torch's product."""
@@ -137,6 +139,7 @@ def test_several_sequences_in_one_pass(variant: str, sizes: dict[str, int]) -> N
         assert [key[0] for key in both[0].slots._programs] == ["pass"] * 2
 
 
+@pytest.mark.slow
 def test_requests_together_say_what_they_say_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches draws and verdicts over rows of another slot, in memory that slots share."""
 

@@ -212,8 +212,8 @@ def test_a_draft_with_a_sliding_window_is_refused(draft: Table, target: Table) -
 
 @pytest.mark.parametrize("asked", [pytest.param("cumulative:0.3", marks=pytest.mark.slow), "cumulative:0.1 trims"])
 def test_the_distribution_is_the_targets(asked: str, python: Callable[..., Any]) -> None:
-    """Catches a missing draft token that is verified, other distributions than those proposed: chi-square, 240 answers."""
-    num_answers = 240
+    """Catches a missing draft token that is verified, other distributions than those proposed: chi-square, 180 answers."""
+    num_answers = 180
     found = python("draws.py", str(num_answers), *asked.split(), CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
     cells, rest = [], [0, 0.0]
     for num, p in found["rows"]:

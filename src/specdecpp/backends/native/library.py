@@ -4,6 +4,7 @@ compiled before (`cache_dir`) -> compiled now -> shipped in the wheel: the first
 """
 
 import ctypes
+import logging
 import os
 import platform
 import re
@@ -21,6 +22,7 @@ from specdecpp.backends.native import compilation
 from specdecpp.errors import BackendError
 from specdecpp.sampling import Sampling
 
+log = logging.getLogger("specdecpp.loading")
 SHIPPED = Path(__file__).with_name("shipped")
 """Where a wheel has code for common processors. Nothing is there otherwise."""
 _TYPES = {
@@ -176,6 +178,7 @@ def _made(of: str, reasons: list[str]) -> Path | None:
     try:
         with tempfile.TemporaryDirectory(prefix="specdecpp-") as folder:
             part = Path(folder) / "native.so"
+            log.info("compiling for this processor, which is done once")
             if reason := compilation.compiled(part, "-march=native"):
                 reasons.append(reason)
                 return None
