@@ -63,7 +63,7 @@ WIDE_HEADS = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads
 WIDE_HEADS |= {"num_hidden_layers": 1, "max_position_embeddings": 1024, "rms_norm_eps": 0.1}
 
 
-@pytest.mark.parametrize("variant", map(slow, ("qwen2", "mistral-window", "qwen3")))
+@pytest.mark.parametrize("variant", [*map(slow, ("qwen2", "mistral-window", "qwen3"))])
 def test_every_width_of_wide_heads(variant: str) -> None:
     """Catches halves of a head turned with another's, biases and scales of another row, and squares that are left out."""
     text, ends = noise(sum(WIDTHS)), list(accumulate(WIDTHS))
