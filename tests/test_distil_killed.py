@@ -58,7 +58,8 @@ def made(out: Path) -> dict[str, str]:
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("start", ["layers", pytest.param("small", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["layers", "small"])
 def test_killed_in_every_phase_it_ends_with_the_same_draft(start: str, tmp_path: Path) -> None:
     """Catches half a file taken for a whole one, work lost or done twice, a training that goes on with less than it had, and a
     trial whose weights stay in the draft."""

@@ -94,6 +94,7 @@ def messages(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
+@pytest.mark.slow
 def test_a_changed_draft_is_told_once(pair, drafts, caplog):
     """Catches a fall that nobody hears of or hears of at every request, one where nothing has changed, a key that changes with
     the draft, and a decoder that remembers although it is not to."""

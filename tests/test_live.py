@@ -174,6 +174,7 @@ def test_steps_and_collected_labels_agree() -> None:
     assert found.bias == pytest.approx(rough.bias, abs=0.05)
 
 
+@pytest.mark.slow
 def test_another_draft_or_temperature_needs_another_calibration() -> None:
     """Catches a card that says what was true of the backend before: its old calibration is measured as `before`, and the new
     one beats it on other answers too."""

@@ -19,7 +19,7 @@ from specdecpp.testing import tiny_tokenizer
 pytestmark = needs_compiler
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "phi3-longrope"])
 def test_the_same_bits_however_a_text_is_cut(variant: str, threads: int) -> None:
     """Catches sums whose order depends on how many rows are read, on the block a row is in, or on the threads."""

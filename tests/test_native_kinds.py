@@ -75,7 +75,7 @@ def test_logits_are_those_of_the_values_in_the_file(backends: tuple[EagerModel, 
     near(backends[1], backends[0])
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_same_bits_however_a_text_is_cut(backends: tuple[EagerModel, NativeModel], threads: int) -> None:
     """Catches sums whose order depends on how many rows are summed, and rounding that looks at more than its own row."""
     cuts = [1] * 14, [2, 2, 3, 3, 4], [5, 9], [13, 1], [6, 8], [7, 7], [4, 10], [11, 3], [12, 2]

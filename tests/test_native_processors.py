@@ -20,7 +20,7 @@ from specdecpp.sampling import inverted
 pytestmark = [pytest.mark.elsewhere, needs_compiler]
 LEVELS = {"x86-64": ("x86_64", "")} | compilation.LEVELS
 """The processors that a wheel has code for, and the oldest."""
-QUICK = ("F32", "BF16", "Q4_1", "Q8_0", "Q4_K", "IQ4_NL")
+QUICK = ("F32", "Q8_0", "Q4_K")
 
 
 @pytest.fixture(scope="module", params=list(LEVELS))

@@ -68,7 +68,7 @@ def weighed(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> T
 
 
 @pytest.mark.parametrize("name", list(SAMPLINGS))
-@pytest.mark.parametrize("vocab_size", [7, 1000, 2500])
+@pytest.mark.parametrize("vocab_size", [7, slow(1000), 2500])
 def test_rows_are_the_hosts(name: str, vocab_size: int) -> None:
     """Catches a part left out, a threshold one off, a penalty on the wrong side: vocabularies of one part and of three."""
     for seed in SEEDS:
@@ -261,7 +261,7 @@ def test_the_distribution_of_a_verdict_is_the_targets(kind: str, num: int) -> No
     assert largest_difference(completed(distribution, p_of, num + 1), completed(own, p_of, num + 1)) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["plain", slow("nucleus"), slow("all"), "penalised"])
+@pytest.mark.parametrize("name", [slow("plain"), slow("nucleus"), slow("all"), "penalised"])
 @pytest.mark.parametrize("kind", ["token", slow("block"), slow("compare"), "greedy"])
 def test_verdicts_on_whole_vocabularies_are_the_hosts(kind: str, name: str) -> None:
     """Catches parts of a residual that are left out, contexts that lack the draft tokens, and overlaps of other rows."""
