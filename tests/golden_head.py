@@ -3,8 +3,9 @@
     python tests/golden_head.py
 
 Rows are draft tokens: a sampled one and a greedy one in each of three places of a step; one was cut by top-k, one has a q
-below the least that a head is told. Heads are of either form, with each scalar, all and none of them, with and without a width
-of their own. Module, rows in numpy, training and compiled code are held against it (test_golden_head.py).
+below the least that a head is told. Heads are of either form, look-ahead ones with a token table and without, with each scalar,
+all and none of them, with and without a width of their own. Module, rows in numpy, training and compiled code are held against
+it (test_golden_head.py).
 """
 
 import json
@@ -53,7 +54,7 @@ def weights(dice: np.random.Generator, card: dict[str, Any]) -> dict[str, np.nda
     shapes |= {"output.weight": (1, width), "output.bias": (1,)}
     if card["width"] or card["scalars"] or card["form"] == "look_ahead":
         shapes |= {"input.weight": (width, HIDDEN + len(card["scalars"])), "input.bias": (width,)}
-    if card["form"] == "look_ahead":
+    if card["vocab_size"]:
         shapes["token.weight"] = (VOCAB, width)
     return {name: (0.4 * dice.standard_normal(shape)).round(3) for name, shape in shapes.items()}
 
@@ -86,11 +87,11 @@ def made() -> dict[str, Any]:
     ):
         rows += [row(dice, depth=depth, **of), row(dice, depth=depth, temperature=0.0)]
     heads = []
-    for form in ("lagged", "look_ahead"):
+    for form, vocab_size in (("lagged", None), ("look_ahead", VOCAB), ("look_ahead", None)):
         for width in (None, WIDTH):
             for i, scalars in enumerate(SCALARS):
                 card = {"hidden_size": HIDDEN, "num_layers": i % 3, "form": form, "scalars": scalars, "width": width}
-                card |= {"vocab_size": VOCAB if form == "look_ahead" else None, "calibration": SAMPLED, "greedy": GREEDY}
+                card |= {"vocab_size": vocab_size, "calibration": SAMPLED, "greedy": GREEDY}
                 of = weights(dice, card)
                 said = [logit(card, of, r) for r in rows]
                 accept = [calibrated(s, r) for s, r in zip(said, rows, strict=True)]

@@ -117,7 +117,7 @@ def test_blocks_have_weights_of_their_own_and_rows_any_axes() -> None:
     ("card", "message"),
     [
         ({"form": "sideways"}, "lagged or look_ahead, got 'sideways'"),
-        ({"form": "look_ahead"}, "needs vocab_size"),
+        ({"vocab_size": 5}, "a lagged head has no row for each token"),
         ({"scalars": ("luck",)}, "'luck' is not one of log_q, entropy"),
         ({"width": 0}, "width=0"),
         ({"num_layers": -1}, "num_layers=-1"),

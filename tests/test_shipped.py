@@ -129,9 +129,9 @@ def test_a_distilled_draft_is_shipped_with_its_head_alone(files, package, tmp_pa
 
 
 def test_what_ships_of_smollm2_is_ours_small_and_described():
-    """Catches the target's weights in what ships, more than 25 MB, and a card without data or licence."""
+    """Catches the target's weights in what ships, more than 8 MB, and a card without data or licence."""
     found = [path for path in shipped.SMOLLM2.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in found) < 25e6
+    assert sum(path.stat().st_size for path in found) < 8e6
     card = json.loads((shipped.SMOLLM2 / shipped.CARD).read_text())
     assert card["data"]["licence"]
     head = sd.AcceptanceHead.from_pretrained(shipped.SMOLLM2 / "head").card

@@ -1,6 +1,7 @@
 """Training: the objective, what each form of head reads, and a training that is killed; then whole recipes on tiny pairs."""
 
 import json
+import math
 import random
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from distributions import random_head
 from interrupted import at_file, attempts, before, see_killed
 from records import Process, logits_of, records
 from typer.testing import CliRunner, Result
@@ -23,12 +25,15 @@ from specdecpp.testing import save_tiny_pair
 from specdecpp.training import pipeline
 from specdecpp.training.labels import Record
 from specdecpp.training.recipe import HeadPlan
-from specdecpp.training.train import acceptance_loss, batches, examples, train
+from specdecpp.training.scores import raw, scalars_of
+from specdecpp.training.train import Epoch, Scale, acceptance_loss, batches, examples, train
 
 PROCESS = Process.random(5, seed=1)
 ABOUT = {"pair": {"target": "aa", "draft": "bb"}, "vocab_size": 5, "sampling": {"temperature": 1.0}, "digest": "d"}
 PAPER = HeadPlan(form="lagged", num_layers=3, scalars=(), rejection_weight=6.0, epochs=3, batch=32, lr=5e-5)
-QUICK = HeadPlan(width=32, num_layers=2, epochs=25, batch=4, lr=1e-2)
+QUICK = HeadPlan(width=32, num_layers=2, token_table=True, dropout=0.0, epochs=25, batch=4, lr=1e-2)
+
+QUICKER = replace(QUICK, scalars=("log_q", "depth"))
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +89,53 @@ def test_a_look_ahead_head_learns_what_there_is_to_learn(weight, answers, dev, t
     assert told[-1].loss < told[0].loss
 
 
+def noisy(record: Record, seed: int, *, most: float = 50.0) -> Record:
+    """The answer with states of 200 more entries, of noise that deviates by .1 to `most` about means of as much."""
+    generator, scale = torch.Generator().manual_seed(seed), torch.logspace(-1, math.log10(most), 200)
+    noise = scale * (1 + torch.randn(*record.states.shape[:-1], 200, generator=generator))
+    return replace(record, states=torch.cat([record.states.float(), noise], -1), branches=None)
+
+
+def test_states_of_few_answers_are_not_learned_by_heart(answers, dev, tmp_path):
+    """Catches states that are read unscaled, whose largest entries drown what the scalars say, and a dropout that is none."""
+
+    def last(name: str, most: float, dropout: float) -> Epoch:
+        few, held = (
+            [noisy(r, seed, most=most) for seed, r in enumerate(of, 100 * i)] for i, of in enumerate((answers[:20], dev))
+        )
+        told: list[Epoch] = []
+        plan = replace(QUICK, token_table=False, dropout=dropout, batch=1)
+        assert train(plan, few, held, ABOUT, tmp_path / name, tell=told.append).card.vocab_size is None
+        return told[-1]
+
+    wild, tame, whole = last("wild", 50.0, 0.8), last("tame", 0.1, 0.8), last("whole", 50.0, 0.0)
+    assert wild.dev_kl == pytest.approx(tame.dev_kl, rel=0.02)
+    assert wild.dev_kl < 0.8 * whole.dev_kl
+    assert wild.dev_auroc == pytest.approx(tame.dev_auroc, abs=0.005)
+
+
+def test_scaled_inputs_are_folded_into_the_weights(answers):
+    """Catches a saved head that expects inputs which decoding does not scale."""
+    wild = [noisy(r, seed) for seed, r in enumerate(answers[:5])]
+    head, scale = (
+        random_head(205, seed=0, scale=0.3, form="look_ahead", scalars=("log_q", "depth"), width=8),
+        Scale.of(wild, QUICKER),
+    )
+    inputs, _, depth = examples(wild, QUICKER)
+    whole = torch.cat([inputs.hidden, scalars_of(QUICKER.scalars, inputs, depth)], -1).double()
+    torch.testing.assert_close(scale.mean.double(), whole.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scale.deviation.double(), whole.std(0, correction=0).clamp(min=1e-6), rtol=1e-3, atol=1e-4)
+    seen = scale.seen(0.0, torch.Generator())
+    torch.testing.assert_close(
+        raw(scale.folded(head), inputs, depth), raw(head, inputs, depth, seen=seen), atol=1e-3, rtol=1e-3
+    )
+
+
 @pytest.mark.parametrize("text", ["mixed", "leaf"])
 def test_a_lagged_head_learns_from_the_state_at_the_draft_token(text, answers, dev, tmp_path):
     """Catches the state before the draft token, or labels of the kept tokens: what remains to know is the mean over
     contexts."""
-    plan = replace(QUICK, form="lagged", text=text, scalars=(), width=None, epochs=30)
+    plan = replace(QUICK, form="lagged", text=text, scalars=(), width=None, token_table=False, epochs=30)
     head = train(plan, answers, dev, ABOUT, tmp_path)
     texts = torch.cat([torch.cat([torch.zeros(1, dtype=torch.long), r.answer[:-1]]) for r in answers])
     share = torch.bincount(texts, minlength=5).double() / len(texts)
@@ -131,7 +178,8 @@ def test_the_same_seed_gives_the_same_head(answers, dev, tmp_path):
 def test_every_epoch_sees_every_answer_once_in_an_order_of_its_own():
     """Catches answers that are dropped at the end of an epoch, and epochs that repeat one order."""
     plan = replace(QUICK, batch=4)
-    orders = [[i for batch in batches(10, plan, epoch) for i in batch] for epoch in (1, 2)]
+    generator = torch.Generator().manual_seed(0)
+    orders = [[i for batch in batches(10, plan, generator) for i in batch] for _ in range(2)]
     assert [sorted(order) for order in orders] == [list(range(10))] * 2
     assert orders[0] != orders[1]
 

@@ -28,7 +28,7 @@ from specdecpp.policies import CostAware, CumulativeConfidence, Entropy, Fixed, 
 from specdecpp.training import shards
 
 C = (0.05, 0.10, 0.22, 0.30, 0.60)
-CUMULATIVE = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
+CUMULATIVE = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 THRESHOLDS = tuple(i / 20 for i in range(2, 20))
 PAPER_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 PAPER_LENGTHS = (2, 4, 6, 8, 10, 12, 14)

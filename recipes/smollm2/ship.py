@@ -19,7 +19,7 @@ from specdecpp.loading.gguf import GGUF
 from specdecpp.loading.gguf_writing import grow, pared
 
 ROOT = Path(__file__).parents[2]
-MOST_BYTES = 25_000_000
+MOST_BYTES = 8_000_000
 SETTINGS = ("greedy", "0.7", "0.7, top_p 0.9", "1")
 PAGE = """# The pair smollm2
 
@@ -110,7 +110,7 @@ def page(card: dict[str, Any], head: Path, evaluation: Path) -> str:
         columns=" | ".join(SETTINGS),
         rule="---:|" * len(SETTINGS),
         rows="\n".join(f"| {name} | {' | '.join(f'{by[s]:.2f}' for s in SETTINGS)} |" for name, by in figures.items()),
-        head=f"{of.form.replace('_', '-')}, {of.num_layers} block of width {of.width}, calibrated on held-out prompts",
+        head=f"{of.form.replace('_', '-')}, {of.num_layers} blocks of width {of.width}, calibrated on held-out prompts",
     )
 
 

@@ -63,7 +63,7 @@ class HeadCard:
     width: int | None = None
     """Width of the blocks; None: `hidden_size`, and without scalars no layer stands before them."""
     vocab_size: int | None = None
-    """Rows of the token table of the look-ahead form."""
+    """Rows of the token table that a look-ahead head may have; None: it has none."""
     target: str | None = None
     """Fingerprint of the target (`loading.fingerprints`); None when unknown."""
     draft: str | None = None
@@ -89,8 +89,8 @@ class HeadCard:
                 raise HeadError(f"scalars: {name!r} is not one of {', '.join(SCALARS)}")
         if self.form not in ("lagged", "look_ahead"):
             raise HeadError(f"a head is lagged or look_ahead, got {self.form!r}")
-        if self.form == "look_ahead" and not self.vocab_size:
-            raise HeadError("a look-ahead head has a row for each token: its card needs vocab_size")
+        if self.form == "lagged" and self.vocab_size:
+            raise HeadError("a lagged head has no row for each token: its card has vocab_size all the same")
 
     @property
     def is_calibrated(self) -> bool:
@@ -142,7 +142,7 @@ class AcceptanceHead(nn.Module):
         width = card.width or card.hidden_size
         has_input = card.width is not None or card.form == "look_ahead" or bool(card.scalars)
         self.input = nn.Linear(card.hidden_size + len(card.scalars), width) if has_input else None
-        self.token = nn.Embedding(card.vocab_size or 0, width) if card.form == "look_ahead" else None
+        self.token = nn.Embedding(card.vocab_size, width) if card.vocab_size else None
         self.blocks = nn.Sequential(*(_Block(width) for _ in range(card.num_layers)))
         self.output = nn.Linear(width, 1)
 
@@ -154,14 +154,14 @@ class AcceptanceHead(nn.Module):
     ) -> Float[Tensor, "*rows"]:
         """The raw logit of acceptance, which the training loss sees.
 
-        hidden is the state at the token (lagged) or the one that gave its q (look-ahead); `token` is read by the look-ahead
-        form only; `scalars` has a column for each of `card.scalars` (`features.rows`).
+        hidden is the state at the token (lagged) or the one that gave its q (look-ahead); `token` is read with a token table
+        only; `scalars` has a column for each of `card.scalars` (`features.rows`).
         """
         x = hidden.float()
         if self.input is not None:
             x = self.input(x if scalars is None else torch.cat([x, scalars.float()], -1))
         if self.token is not None:
-            assert token is not None, "the look-ahead form judges a token"
+            assert token is not None, "there is a row for each token"
             x = x + self.token(token)
         return self.output(self.blocks(x)).squeeze(-1)
 

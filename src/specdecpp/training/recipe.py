@@ -90,7 +90,9 @@ class HeadPlan:
 
     `text` is where a lagged head finds the state at the draft token: `mixed` or `leaf` (exact). `batch` counts
     answers, of which every position has as many draft tokens as were drawn; the learning rate is reached after a share
-    `warmup` of the steps and falls as a cosine. Raises ValueError for what cannot be trained.
+    `warmup` of the steps and falls as a cosine. `dropout` is the share of the state's entries that are left out of a row, where
+    a layer stands before the blocks. `token_table` gives a look-ahead head a row for each token of the vocabulary, which takes
+    many answers to learn. Raises ValueError for what cannot be trained.
     """
 
     form: Literal["lagged", "look_ahead"] = "look_ahead"
@@ -99,9 +101,11 @@ class HeadPlan:
     width: PositiveInt | None = None
     scalars: tuple[Scalar, ...] = ("log_q", "entropy", "gap")
     rejection_weight: PositiveFloat = 1.0
-    epochs: PositiveInt = 4
-    batch: PositiveInt = 8
-    lr: PositiveFloat = 2e-3
+    token_table: bool = False
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    epochs: PositiveInt = 16
+    batch: PositiveInt = 1
+    lr: PositiveFloat = 1e-3
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.03
     seed: NonNegativeInt = 0
 

@@ -140,12 +140,24 @@ def log_q(record: Record) -> Judged:
     return Judged(score=score, label=label, weight=np.ones_like(score), source="clean", table=table)
 
 
-def raw(head: AcceptanceHead, inputs: ScoreInputs, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
-    """Raw logits of a head, where `depth` is each token's place in its step, from 1."""
+def raw(
+    head: AcceptanceHead,
+    inputs: ScoreInputs,
+    depth: Int[Tensor, "*rows"],
+    *,
+    seen: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> Float[Tensor, "*rows"]:
+    """Raw logits of a head, where `depth` is each token's place in its step, from 1. `seen` may change states and scalars."""
+    hidden, scalars, device = inputs.hidden, scalars_of(head.card.scalars, inputs, depth), head.output.weight.device
+    if seen is not None:
+        hidden, scalars = seen(hidden, scalars)
+    return head(hidden.to(device), inputs.token.clamp(min=0).to(device), scalars.to(device))
+
+
+def scalars_of(names: Sequence[str], inputs: ScoreInputs, depth: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows S"]:
+    """The scalars `names` of these tokens."""
     known = {"log_q": inputs.log_q, "entropy": inputs.entropy, "gap": inputs.gap, "depth": depth}
-    device = head.output.weight.device
-    scalars = features.recorded(head.card.scalars, known, like=inputs.log_q)
-    return head(inputs.hidden.to(device), inputs.token.clamp(min=0).to(device), scalars.to(device))
+    return features.recorded(names, known, like=inputs.log_q)
 
 
 def token_inputs(record: Record, source: Source) -> tuple[ScoreInputs, Float[Tensor, " T"], Int[Tensor, " T"]]:

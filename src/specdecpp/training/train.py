@@ -5,6 +5,10 @@
 The paper's head (Huang et al. 2025, section 3.2; lagged, three blocks, w_rej = 6, three epochs, batches of 32 answers, lr 5e-5)
 reads the state at the draft token on the mixed text; its loss is -w_acc P log s - w_rej (1 - P) log(1 - s), normalised by the
 sum of the weights. The draft is frozen, so all states are read from the labels: no epoch runs a model again.
+
+Where a layer stands before the blocks, it is trained on inputs with mean 0 and deviation 1, a share of the state's entries left
+out of each row; its weights are then scaled so that the saved head reads states as they are. (States of Qwen2.5 0.5B deviate by
+.2 in one entry and 32 in another: trained on them directly, a head of 88 answers ranks worse than the log q that it reads.)
 """
 
 import json
@@ -12,7 +16,8 @@ import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -32,7 +37,7 @@ from specdecpp.training.folders import claimed, writing
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
 from specdecpp.training.recipe import HeadPlan
-from specdecpp.training.scores import ScoreInputs, head_logits, raw, token_inputs
+from specdecpp.training.scores import ScoreInputs, head_logits, raw, scalars_of, token_inputs
 from specdecpp.training.shards import COLLECTION
 
 STATE = "state.pt"
@@ -81,28 +86,33 @@ def train(
         num_steps = plan.epochs * -(-len(records) // plan.batch)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, partial(rate, steps=num_steps, warmup=plan.warmup))
         parts = {"head": head, "optimiser": optimiser, "schedule": schedule}
+        scale = None if head.input is None else Scale.of(records, plan)
         epochs = _restored(folder, origin, parts)
         if len(epochs) == plan.epochs and (folder / CARD).exists():
             return AcceptanceHead.from_pretrained(folder)
         started = perf_counter()
         for epoch in range(len(epochs) + 1, plan.epochs + 1):
-            total, num_labels = 0.0, 0
-            for batch in batches(len(records), plan, epoch):
+            total, num_labels, generator = 0.0, 0, torch.Generator().manual_seed(plan.seed * 1_000_003 + epoch)
+            for batch in batches(len(records), plan, generator):
                 inputs, label, depth = examples([records[i] for i in batch], plan)
-                batch_loss = acceptance_loss(raw(head, inputs, depth), label, rejection_weight=plan.rejection_weight)
+                seen = None if scale is None else scale.seen(plan.dropout, generator)
+                logit = raw(head, inputs, depth, seen=seen)
+                batch_loss = acceptance_loss(logit, label, rejection_weight=plan.rejection_weight)
                 batch_loss.backward()
                 optimiser.step()
                 optimiser.zero_grad(set_to_none=True)
                 schedule.step()
                 total, num_labels = total + float(batch_loss.detach()) * len(label), num_labels + len(label)
             loss, elapsed_s = total / num_labels, perf_counter() - started
-            figures = _figures(head, plan, records, dev)
+            own = head if scale is None else scale.folded(head)
+            figures = _figures(own, plan, records, dev)
             epochs.append(Epoch(epoch=epoch, epochs=plan.epochs, loss=loss, elapsed_s=elapsed_s, **figures))
             state = {"origin": origin, "epochs": [asdict(line) for line in epochs]}
             with writing(folder, safe="The epochs before this one"), cache_dir.whole(folder / STATE) as path:
                 torch.save(state | {name: part.state_dict() for name, part in parts.items()}, path)
             tell(epochs[-1])
-        finished = head.with_card(notes={"train": origin, "epochs": [asdict(line) for line in epochs]})
+        own = head if scale is None else scale.folded(head)
+        finished = own.with_card(notes={"train": origin, "epochs": [asdict(line) for line in epochs]})
         finished.save_pretrained(folder)
         return finished
 
@@ -132,7 +142,7 @@ def _card(plan: HeadPlan, first: Record, about: Mapping[str, Any]) -> HeadCard:
         form=plan.form,
         scalars=plan.scalars,
         width=plan.width,
-        vocab_size=about["vocab_size"] if plan.is_ahead else None,
+        vocab_size=about["vocab_size"] if plan.token_table else None,
         target=about["pair"]["target"],
         draft=about["pair"]["draft"],
         sampling=about["sampling"],
@@ -148,9 +158,46 @@ def acceptance_loss(
     return -(label * F.logsigmoid(logit) + rejected * F.logsigmoid(-logit)).sum() / (label + rejected).sum()
 
 
-def batches(num: int, plan: HeadPlan, epoch: int) -> Iterator[list[int]]:
-    """`num` answers in an order of this epoch's own, cut into batches."""
-    generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + epoch)
+@dataclass(frozen=True)
+class Scale:
+    """Mean and deviation of each input of a head's first layer, state then scalars [D + S], over draft tokens."""
+
+    mean: Float[Tensor, " I"]
+    deviation: Float[Tensor, " I"]
+
+    @classmethod
+    def of(cls, records: Sequence[Record], plan: HeadPlan) -> "Scale":
+        num, sums = 0, torch.zeros(2, records[0].states.shape[1] + len(plan.scalars), dtype=torch.float64)
+        for record in records:
+            inputs, _, depth = examples([record], plan)
+            x = torch.cat([inputs.hidden.float(), scalars_of(plan.scalars, inputs, depth)], -1).double()
+            num, sums = num + len(x), sums + torch.stack([x.sum(0), x.square().sum(0)])
+        mean, square = sums / max(1, num)
+        deviation = (square - mean.square()).clamp(min=0).sqrt()
+        return cls(mean.float(), torch.where(deviation > 1e-6, deviation, 1.0).float())
+
+    def seen(self, dropout: float, generator: torch.Generator) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Change (states, scalars) to what a step of training reads."""
+
+        def change(hidden: Tensor, scalars: Tensor) -> tuple[Tensor, Tensor]:
+            x = (torch.cat([hidden.float(), scalars], -1) - self.mean) / self.deviation
+            kept = torch.rand(hidden.shape, generator=generator) >= dropout
+            return x[..., : hidden.shape[-1]] * kept / (1 - dropout), x[..., hidden.shape[-1] :]
+
+        return change
+
+    def folded(self, head: AcceptanceHead) -> AcceptanceHead:
+        """A head that says of inputs as they are what `head` says of scaled ones."""
+        head = deepcopy(head).eval()
+        assert head.input is not None, "only a first layer is trained on scaled inputs"
+        with torch.no_grad():
+            head.input.weight.div_(self.deviation)
+            head.input.bias.sub_(head.input.weight @ self.mean)
+        return head
+
+
+def batches(num: int, plan: HeadPlan, generator: torch.Generator) -> Iterator[list[int]]:
+    """`num` answers in a random order, cut into batches."""
     yield from (chosen.tolist() for chosen in torch.randperm(num, generator=generator).split(plan.batch))
 
 
@@ -163,6 +210,8 @@ def examples(records: Sequence[Record], plan: HeadPlan) -> tuple[ScoreInputs, Fl
 def _check(plan: HeadPlan, records: Sequence[Record]) -> None:
     if not records:
         raise DataError("there are no answers to train on. Collect some in the split train.")
+    if plan.token_table and not plan.is_ahead:
+        raise DataError("a lagged head has no token table: what it reads has read the token. Leave token_table out.")
     if not plan.is_ahead and getattr(records[0], plan.text) is None:
         raise DataError(
             f"a lagged head on the {plan.text} text reads the states of the feature {plan.text!r}, and the labels have none. "
@@ -175,7 +224,7 @@ def _figures(head: AcceptanceHead, plan: HeadPlan, records: Sequence[Record], de
     draws = records[0].candidate.shape[1] if plan.is_ahead else 1
     values: dict[str, Any] = {"num_labels": sum(len(r.answer) for r in records) * draws, "dev_auroc": None, "dev_kl": None}
     if dev:
-        score, label, _ = joined([head_logits(head, record) for record in dev])
+        score, label, _ = joined([head_logits(head, replace(record, branches=None)) for record in dev])
         probability = 1 / (1 + np.exp(-score) / plan.rejection_weight)
         values |= {"dev_auroc": auroc(score, label), "dev_kl": kl(probability, label)}
     return values

@@ -76,7 +76,7 @@ draft scores."""
 class Head(ctypes.Structure):
     """The acceptance head (`step.h`)."""
 
-    _fields_ = [*_fields("int", "input scalars width blocks lags"), ("kinds", ctypes.c_int32 * 4)]
+    _fields_ = [*_fields("int", "input scalars width blocks lags rows"), ("kinds", ctypes.c_int32 * 4)]
     _fields_ += _fields("pointer", "weight table block block_bias output") + _fields("double", "shift slope bias")
 
 

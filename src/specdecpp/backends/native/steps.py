@@ -157,6 +157,7 @@ def compiled_head(estimator: RowEstimator) -> Head:
         width=len(output),
         blocks=len(block),
         lags=card.form == "lagged",
+        rows=len(table),
         kinds=(ctypes.c_int32 * 4)(*(_SCALARS[name] for name in card.scalars)),
         weight=None if weight is None else weight.ctypes.data,
         table=table.ctypes.data,

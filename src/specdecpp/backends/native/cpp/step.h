@@ -10,9 +10,9 @@
 
 // The acceptance head (`head.AcceptanceHead`) for a row: x = W [state, scalars] + table[token], or the state itself without W; blocks
 // x + SiLU(B x + b); P(accepted) = sigmoid(slope (output x + shift) + bias). One that lags judges a draft token by the state that has read
-// it, and its table has one row.
+// it. `rows` is 1 where the table is the same for all tokens.
 struct Head {
-  int32_t in, scalars, width, blocks, lags;
+  int32_t in, scalars, width, blocks, lags, rows;
   int32_t kinds[4];  // of the scalars: LOG_Q, ENTROPY, GAP or DEPTH
   const float *weight, *table, *block, *block_bias, *output;
   double shift, slope, bias;
@@ -69,7 +69,7 @@ static double judged(const Head& head, const float* state, int64_t token, const 
   read.assign(state, state + head.in), h.resize(head.width), z.resize(head.width);
   for (int i = 0; i < head.scalars; ++i) read.push_back(scalars[head.kinds[i]]);
   int in = int(read.size()), width = head.width;
-  const float* row = head.table + (head.lags ? 0 : token * width);
+  const float* row = head.table + (head.rows == 1 ? 0 : token * width);
   if (!head.weight) h = read;
   for (int o = 0; head.weight && o < width; ++o) h[o] = dot(head.weight + size_t(o) * in, read.data(), in) + row[o];
   for (int b = 0; b < head.blocks; ++b) {
