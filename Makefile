@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --no-compile --no-warn-script-location
 STAMP := $(VENV)/.stamp
-PYTEST := $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+PYTEST := $(PY) -m pytest -n auto
 OWN := $(VENV)/.made-by-make
 CODE := hatch_build.py src tests recipes benchmarks examples docs/site docs/figures
 EXACT := verification law step_law batch batch_serving session sampling families caches eager graphs graph_steps engines native native_kinds \
@@ -40,19 +40,19 @@ demo: $(STAMP)  ## watch SmolLM2 decode (the reference pair where it could not b
 	@$(VENV)/bin/specdecpp demo
 
 test: $(STAMP)  ## the tests, on all cores
-	$(PYTEST) -m "not lab and not elsewhere and not slow"
+	$(PYTEST) --dist worksteal -m "not lab and not elsewhere and not slow"
 
 test-rest: $(STAMP)  ## tests of the lab, and of code for other processors and GPUs
-	$(PYTEST) -m "(lab or elsewhere) and not slow"
+	$(PYTEST) --dist loadfile -m "(lab or elsewhere) and not slow"
 
 test-slow: $(STAMP)  ## the tests that take longest
-	$(PYTEST) -m slow
+	$(PYTEST) --dist loadfile -m slow
 
 typecheck: $(STAMP)  ## some tests with every annotated type and shape checked at every call
 	$(PY) -m pytest -q -n auto --jaxtyping-packages=specdecpp,beartype.beartype $(TYPED:%=tests/test_%.py)
 
 coverage: $(STAMP)  ## what the tests of exactness run of the online core, file by file
-	$(PY) -m coverage erase && $(PY) -m coverage run -m pytest -q -n auto --dist loadfile $(EXACT:%=tests/test_%.py)
+	$(PY) -m coverage erase && $(PY) -m coverage run -m pytest -q -n auto --dist worksteal $(EXACT:%=tests/test_%.py)
 	$(PY) -m coverage combine -q && $(PY) -m coverage report
 
 engines: test-slow $(ENGINES:%=engine-%)  ## the slow tests, and those of each engine in an environment of its own

@@ -25,12 +25,6 @@ settings.register_profile("specdecpp", deadline=None, derandomize=True, print_bl
 settings.load_profile("specdecpp")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that none of them is left for one core at the end (with --no-loadscope-reorder)."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 @pytest.fixture(scope="session")
 def compiled_code() -> Path | None:
     """The compiled code for this processor, made by the worker that comes first; None without a compiler."""

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import shutil
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -20,10 +21,15 @@ from specdecpp.sampling import inverted
 pytestmark = [pytest.mark.elsewhere, needs_compiler]
 LEVELS = {"x86-64": ("x86_64", "")} | compilation.LEVELS
 """The processors that a wheel has code for, and the oldest."""
-QUICK = ("F32", "Q8_0", "Q4_K")
+QUICK = ("F32", "Q8_0", "Q4_K", "x86-64", "x86-64-v4+avx512vnni", "x86-64-v3", "armv8-a")
 
 
-@pytest.fixture(scope="module", params=list(LEVELS))
+def slow(names: Iterable[str]) -> list[Any]:
+    """All of them, those that are not quick marked so."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in names]
+
+
+@pytest.fixture(scope="module", params=slow(LEVELS))
 def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The library for a processor; skipped behind its compilation where this one cannot run it."""
     level = request.param
@@ -47,7 +53,7 @@ def loaded(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_found", functools.cache(lambda: (code, "compiled for a test")))
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in KINDS])
+@pytest.mark.parametrize("kind", slow(KINDS))
 def test_another_processor_computes_the_same(kind: str, code: Any) -> None:
     """Catches registers of another width that read elsewhere, bytes of the wrong sign, and bits that depend on the pass."""
     is_coded = kind not in ("F32", "F16", "BF16")
