@@ -125,7 +125,7 @@ def two() -> Models:
 
 
 @pytest.mark.parametrize("verification", ["token", "compare"])
-@pytest.mark.parametrize("sampling", ["plain", "top-p", "greedy", pytest.param("top-k", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampling", [pytest.param(name, marks=[pytest.mark.slow] * (name == "top-k")) for name in SAMPLINGS])
 @pytest.mark.parametrize("rule", RULES)
 def test_steps_are_those_of_the_specification(
     rule: str, sampling: str, verification: str, two: Models, monkeypatch: pytest.MonkeyPatch

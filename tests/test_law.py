@@ -111,7 +111,7 @@ def cases() -> Iterator[Any]:
         names = list(VERIFICATIONS)[: 2 if policy in REMEMBERING and situation != "end-of-text" else 3]
         if situation != "end-of-text" and not (situation == "five-tokens" and policy in REMEMBERING):
             names = [names[(i + j) % len(names)]]
-        marks = [pytest.mark.slow] * (situation != "end-of-text" and (i + j) % 3 == 2) + [pytest.mark.lab] * (policy in LAB)
+        marks = [pytest.mark.slow] * (situation != "end-of-text" and (i - j) % 3 == 2) + [pytest.mark.lab] * (policy in LAB)
         yield from (pytest.param(situation, policy, name, marks=marks) for name in names)
 
 

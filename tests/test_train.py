@@ -32,8 +32,7 @@ PROCESS = Process.random(5, seed=1)
 ABOUT = {"pair": {"target": "aa", "draft": "bb"}, "vocab_size": 5, "sampling": {"temperature": 1.0}, "digest": "d"}
 PAPER = HeadPlan(form="lagged", num_layers=3, scalars=(), rejection_weight=6.0, epochs=3, batch=32, lr=5e-5)
 QUICK = HeadPlan(width=32, num_layers=2, token_table=True, dropout=0.0, epochs=25, batch=4, lr=1e-2)
-
-QUICKER = replace(QUICK, scalars=("log_q", "depth"))
+WITH_DEPTH = replace(QUICK, scalars=("log_q", "depth"))
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +118,10 @@ def test_scaled_inputs_are_folded_into_the_weights(answers):
     wild = [noisy(r, seed) for seed, r in enumerate(answers[:5])]
     head, scale = (
         random_head(205, seed=0, scale=0.3, form="look_ahead", scalars=("log_q", "depth"), width=8),
-        Scale.of(wild, QUICKER),
+        Scale.of(wild, WITH_DEPTH),
     )
-    inputs, _, depth = examples(wild, QUICKER)
-    whole = torch.cat([inputs.hidden, scalars_of(QUICKER.scalars, inputs, depth)], -1).double()
+    inputs, _, depth = examples(wild, WITH_DEPTH)
+    whole = torch.cat([inputs.hidden, scalars_of(WITH_DEPTH.scalars, inputs, depth)], -1).double()
     torch.testing.assert_close(scale.mean.double(), whole.mean(0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scale.deviation.double(), whole.std(0, correction=0).clamp(min=1e-6), rtol=1e-3, atol=1e-4)
     seen = scale.seen(0.0, torch.Generator())

@@ -86,11 +86,11 @@ def train(
         num_steps = plan.epochs * -(-len(records) // plan.batch)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, partial(rate, steps=num_steps, warmup=plan.warmup))
         parts = {"head": head, "optimiser": optimiser, "schedule": schedule}
-        scale = None if head.input is None else Scale.of(records, plan)
         epochs = _restored(folder, origin, parts)
         if len(epochs) == plan.epochs and (folder / CARD).exists():
             return AcceptanceHead.from_pretrained(folder)
-        started = perf_counter()
+        scale, started = None if head.input is None else Scale.of(records, plan), perf_counter()
+        unscaled = deepcopy if scale is None else scale.folded
         for epoch in range(len(epochs) + 1, plan.epochs + 1):
             total, num_labels, generator = 0.0, 0, torch.Generator().manual_seed(plan.seed * 1_000_003 + epoch)
             for batch in batches(len(records), plan, generator):
@@ -104,15 +104,13 @@ def train(
                 schedule.step()
                 total, num_labels = total + float(batch_loss.detach()) * len(label), num_labels + len(label)
             loss, elapsed_s = total / num_labels, perf_counter() - started
-            own = head if scale is None else scale.folded(head)
-            figures = _figures(own, plan, records, dev)
+            figures = _figures(unscaled(head), plan, records, dev)
             epochs.append(Epoch(epoch=epoch, epochs=plan.epochs, loss=loss, elapsed_s=elapsed_s, **figures))
             state = {"origin": origin, "epochs": [asdict(line) for line in epochs]}
             with writing(folder, safe="The epochs before this one"), cache_dir.whole(folder / STATE) as path:
                 torch.save(state | {name: part.state_dict() for name, part in parts.items()}, path)
             tell(epochs[-1])
-        own = head if scale is None else scale.folded(head)
-        finished = own.with_card(notes={"train": origin, "epochs": [asdict(line) for line in epochs]})
+        finished = unscaled(head).with_card(notes={"train": origin, "epochs": [asdict(line) for line in epochs]})
         finished.save_pretrained(folder)
         return finished
 
