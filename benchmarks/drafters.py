@@ -1,4 +1,4 @@
-"""Drafters by the clock: copies from the text, a draft model, and both, beside the target alone and the copies of others.
+"""Drafters by the clock: copies from the text and a draft model, beside the target alone and the copies of others.
 
     python benchmarks/drafters.py --target smollm2 --gsm8k FILE --humaneval FILE --alpaca FILE --contexts FILE
                                   [--llama PYTHON] [--out benchmarks/results/drafters.json]
@@ -31,9 +31,8 @@ from peers.provenance import provenance
 
 import specdecpp as sd
 from specdecpp.bench.contest import in_turn
-from specdecpp.decoder import default_policy, encode
+from specdecpp.decoder import encode
 from specdecpp.drafters import SuffixDrafter
-from specdecpp.lab import WithCopies
 from specdecpp.loading import gguf_writing, shipped
 from specdecpp.loading.gguf import GGUF
 from specdecpp.policies import Fixed
@@ -46,7 +45,7 @@ COPYING = {
     "edit": 'Write the following text again, with every "the" replaced by "this", and then once more.\n\n{}',
     "extract": "Quote the two most important sentences of the following text, then every sentence with a name in it.\n\n{}",
 }
-OWN, MODEL, BOTH = "copies, default", "model, default", "both"
+OWN, MODEL = "copies, default", "model, default"
 OTHERS = "transformers", "llama.cpp"
 LOOKUP, NGRAMS = (3, 10), (4, 10)
 """Copies a step of the others': each is asked with both, and the better one of a cell counts."""
@@ -64,7 +63,6 @@ def ours(pair: sd.Pair, alone: sd.Pair) -> dict[str, Run]:
     for name, rule in {OWN: None, "copies, fixed 4": Fixed(k=4), "copies, fixed 10": Fixed(k=10)}.items():
         decoders[name] = sd.Decoder(alone, policy=rule, reuses=False)
     decoders[MODEL] = sd.Decoder(pair, reuses=False)
-    decoders[BOTH] = sd.Decoder(pair, policy=WithCopies(policy=default_policy(pair)), reuses=False)
     return {name: of(decoder) for name, decoder in decoders.items()}
 
 
@@ -206,8 +204,8 @@ def cell(name: str, temperature: float, top_p: float, runs: dict[str, list[tuple
 
 
 def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """The worst cell of each: the default of copies over the target alone, on text to copy and elsewhere; over the best setting
-    of others on text to copy; and both over the better of the two."""
+    """The worst cell of each: the default of copies over the target alone, on text to copy and elsewhere, and over the best
+    setting of others on text to copy."""
 
     def value(of: dict[str, Any], *starts: str) -> float | None:
         return max((v[0] for rule, v in of["over_target"].items() if rule.startswith(starts)), default=None)
@@ -221,7 +219,6 @@ def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float | None]:
         "suffix_worst_elsewhere": least([(value(c, OWN), 1.0) for c in cells if c["set"] not in COPYING]),
         "over_prompt_lookup": least([(value(c, OWN), value(c, "transformers")) for c in copying]),
         "over_llama_cpp_ngram": least([(value(c, OWN), value(c, "llama.cpp")) for c in copying]),
-        "both_vs_better_of_two": least([(value(c, BOTH), value(c, OWN, MODEL)) for c in cells]),
     }
 
 

@@ -53,7 +53,7 @@ K_QUANTS = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}
 """What llama.cpp's quantiser calls them. Rows that are no whole blocks of 256 get its nearest smaller blocks."""
 MORE = {"fixed": ("fixed:1", "fixed:4", "fixed:9"), "max-confidence": ("max-confidence", "max-confidence:drop=true")}
 """Settings of a rule where its defaults are not all that matters."""
-WRAPPED = {"auto-off": "auto-off:cumulative", "bandit": "bandit:fixed:2|cumulative|entropy", "copies": "copies:cost-aware"}
+WRAPPED = {"auto-off": "auto-off:cumulative", "bandit": "bandit:fixed:2|cumulative|entropy"}
 TREES = ("tree:4x2", "tree:costs")
 COSTS = Costs(draft_s=0.3, passes={1: 1.0, 9: 1.5})
 """Made up, so that stops do not depend on how busy the machine is."""

@@ -147,11 +147,6 @@ EXAMPLES: dict[str, Example] = {
         learns=True,
     ),
     "until-token": Example(make=_free(UntilToken), fused=False),
-    "copies": Example(
-        make=lambda heads, most: lab.WithCopies(policy=CumulativeConfidence(threshold=0.2, max_tokens=most)),
-        looks=False,
-        fused=False,
-    ),
 }
 
 

@@ -21,7 +21,7 @@ from specdecpp.sampling import inverted
 pytestmark = [pytest.mark.elsewhere, needs_compiler]
 LEVELS = {"x86-64": ("x86_64", "")} | compilation.LEVELS
 """The processors that a wheel has code for, and the oldest."""
-QUICK = ("F32", "Q8_0", "Q4_K", "x86-64", "x86-64-v4+avx512vnni", "x86-64-v3", "armv8-a")
+QUICK = ("F32", "Q8_0", "Q4_K", "x86-64", "x86-64-v3", "armv8-a")
 
 
 def slow(names: Iterable[str]) -> list[Any]:

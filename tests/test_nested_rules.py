@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 import specdecpp as sd
 from specdecpp import cli, lab
-from specdecpp.drafters import SuffixDrafter
 from specdecpp.lab.trees import Widths
 from specdecpp.loading.pair import Pair
 from specdecpp.policy_spec import KINDS, WRAPPERS
@@ -21,13 +20,11 @@ INNER = (
     *KINDS,
     "tree:costs",
     "tree:2x2",
-    "copies:fixed:2",
     "auto-off:fixed:2",
     "bandit:none|fixed:2",
-    "auto-off:copies:fixed:2",
 )
 NESTED = [f"{outer}:{inner}" + ("|fixed:1" if outer == "bandit" else "") for outer in WRAPPERS for inner in INNER]
-REFUSED = [spec for spec in NESTED if "tree:" in spec or "copies:" in spec.removeprefix("copies:")]
+REFUSED = [spec for spec in NESTED if "tree:" in spec]
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +49,6 @@ def test_a_rule_is_followed_or_refused_when_the_request_is_read(server: Served, 
         if spec in REFUSED:
             assert reply.status_code == 400
             assert "is made of rules for chains of one draft, and " in reply.json()["error"]["message"]
-
-
-def test_what_a_pair_cannot_do_is_refused_when_the_request_is_read() -> None:
-    """Catches 500 for copies beside copies, of a pair without a draft model."""
-    target = TableModel.random(vocab_size=8, depth=1, seed=1)
-    alone = Pair(target=target, draft=SuffixDrafter(8), tokenizer=tiny_tokenizer(8))
-    with served(alone) as server:
-        reply = server.post("/v1/completions", {"prompt": "abc", "speculative": {"policy": "copies:fixed:2"}})
-        assert (reply.status_code, "has but copies" in reply.text) == (400, True)
 
 
 def test_it_is_refused_on_the_command_line_and_in_python(pair: Pair) -> None:

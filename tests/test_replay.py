@@ -57,7 +57,7 @@ RECORDINGS = {
 }
 
 
-POLICIES = [name for name in EXAMPLES if name != "copies"]
+POLICIES = [*EXAMPLES]
 
 
 @dataclass(frozen=True, kw_only=True)

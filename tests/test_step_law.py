@@ -196,8 +196,8 @@ CASES = [
         for case in itertools.product(RULES, ("token", "block"), ("warm",))
     ),
     *(
-        pytest.param(kind, lambda batch=batch: batch, num, id=f"{kind}: {name}", marks=marks)
-        for kind, marks in (("native", needs_compiler), ("device", pytest.mark.elsewhere))
+        pytest.param(kind, lambda batch=batch: batch, num, id=f"{kind}: {name}", marks=marks[name == "three alike"])
+        for kind, *marks in (("native", *[needs_compiler] * 2), ("device", pytest.mark.elsewhere, ELSEWHERE_SLOW))
         for name, (num, batch) in batches(kind).items()
         if (kind, name) != ("device", "two alike")
     ),

@@ -71,7 +71,6 @@ class Session:
         check_request(
             policy,
             verification,
-            draft=draft,
             is_greedy=sampling.is_greedy,
             has_costs=costs is not None,
             lossless=lossless,

@@ -22,7 +22,7 @@ Sources on arXiv: Leviathan 2211.17192, Chen 2302.01318, Sun 2403.10444.
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -229,7 +229,6 @@ def check_request(
     policy: Policy,
     verification: Verification,
     *,
-    draft: Any,
     is_greedy: bool,
     has_costs: bool,
     lossless: bool,
@@ -251,7 +250,7 @@ def check_request(
     if has_grammar and policy.engine() is not None:
         raise ValueError(f"{type(policy).__name__} brings its own engine, which follows no grammar. Use another rule.")
     check_parts(policy)
-    policy.check(verification, is_greedy=is_greedy, draft=draft)
+    policy.check(verification, is_greedy=is_greedy)
 
 
 def check_parts(policy: Policy) -> None:

@@ -32,7 +32,7 @@ DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 POLICY_HELP = (
     "When to stop drafting: fixed:K, none, heuristic, ema, argmax, max-confidence:T, cumulative:T, entropy:T, "
     "draft-verify:T, adaptive-entropy:T, disco:T, ucb-specstop, cascade, frontier, ema-skip, online-logistic, specdecpp:T, "
-    "cost-aware, auto-off:POLICY, copies:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the "
+    "cost-aware, auto-off:POLICY, tree:SHAPE or bandit:POLICY|POLICY; key=value,... also stands after the "
     "colon. Without it: cost-aware, by q unless a head is named with --head."
 )
 

@@ -15,7 +15,6 @@
 | `Disco` | a classifier of the last draft token < threshold | q | logistic.py |
 | `Bandit` | the rule that has been fastest so far says so | outcomes, costs | meta.py |
 | `AutoOff` | another rule says so; at once where drafting does not pay | outcomes, costs | meta.py |
-| `WithCopies` | another rule says so; takes copies of the text where these promise more | outcomes, costs | copies.py |
 | `CostAwareTree`, `Widths` and others | trees of draft tokens | q, outcomes, costs | trees |
 
 `mdp` solves the exact stopping problem, `oracles` know what no decoder can,
@@ -28,7 +27,6 @@ from specdecpp.lab.adaptive import AdaptiveEntropy as AdaptiveEntropy
 from specdecpp.lab.adaptive import DraftVerify as DraftVerify
 from specdecpp.lab.controllers import FrontierLength as FrontierLength
 from specdecpp.lab.controllers import SkippingEMA as SkippingEMA
-from specdecpp.lab.copies import WithCopies as WithCopies
 from specdecpp.lab.history import AcceptanceEMA as AcceptanceEMA
 from specdecpp.lab.history import ArgmaxLength as ArgmaxLength
 from specdecpp.lab.history import Cascade as Cascade

@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdecpp.lab.around import Around
 from specdecpp.lab.history import Priced
 from specdecpp.policies.head import HeadPolicy, judge_of
 from specdecpp.policies.protocol import NO_PAST, Given, Policy, Rule, Stop, check_probability, rule_of
@@ -150,7 +149,7 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoOff(Around):
+class AutoOff(Policy):
     """Another rule, switched off while drafting is slower than the target alone.
 
     Drafting gains  tokens/seconds * t_target(1)  over the target alone, a ratio of running sums in which every step with
@@ -163,6 +162,9 @@ class AutoOff(Around):
     """
 
     short: ClassVar[str] = "auto-off:policy"
+    policy: Policy
+    min_tokens: int = field(default=0, init=False, repr=False)
+    max_tokens: int = field(default=0, init=False, repr=False)
     patience: int = 8
     probe_every: int = 16
     fading: float = 0.1
@@ -173,7 +175,34 @@ class AutoOff(Around):
             raise ValueError(
                 f"AutoOff needs patience and probe_every of at least 1, got {self.patience} and {self.probe_every}"
             )
-        super().__post_init__()
+        object.__setattr__(self, "max_tokens", self.policy.max_tokens)
+
+    @property
+    def parts(self) -> tuple[Policy, ...]:
+        return (self.policy,)
+
+    @property
+    def drops_last(self) -> bool:
+        return self.policy.drops_last
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.policy.looks_ahead
+
+    @property
+    def needs_costs(self) -> bool:
+        return True
+
+    def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float | None:
+        return self.policy.judge(draft, hidden)
+
+    def limit(self, memory: Gain) -> int:
+        return self.policy.limit(memory.memory)
+
+    def stop(self, draft: "DraftSoFar", memory: Gain) -> Stop | str | None:
+        if (rule := self.rule(memory, draft.costs)) is not None:
+            return rule.stop(draft)
+        return None if draft.num_tokens < self.policy.min_tokens else self.policy.stop(draft, memory.memory)
 
     def start(self, given: Given = NO_PAST) -> Gain:
         return Gain(memory=self.policy.start(given))

@@ -242,8 +242,8 @@ class Policy:
         """The engine (`step.Engine`) of a rule whose draft is not one sequence of tokens, such as a tree; None: any engine."""
         return None
 
-    def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
-        """Raise `UnsoundError` or ValueError where the rule does not go with this verification, or this draft."""
+    def check(self, verification: Any, *, is_greedy: bool = False) -> None:
+        """Raise `UnsoundError` or ValueError where the rule does not go with this verification."""
 
     def judge(self, draft: "DraftSoFar", hidden: "Tensor") -> float | None:
         """P(accepted) of the last draft token, as a head says; None without a head.
@@ -323,11 +323,6 @@ class Decision:
     def may_draft(self) -> bool:
         """Tell whether there may be a draft token at all."""
         return self.limit > 0 and not (self.rule is not None and self.rule.threshold(0) > 1.0)
-
-    def of(self, policy: Policy, memory: Any, rule: Rule | None) -> "Decision":
-        """The decision of one of the rules that this policy is made of."""
-        limit = min(policy.limit(memory), self.limit)
-        return Decision(policy, memory, limit, rule, self.is_cut and limit == self.limit, self.max_with_forced)
 
     def read(self, judged: Sequence[float]) -> list[float]:
         """Estimates as the rule reads them."""

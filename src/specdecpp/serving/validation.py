@@ -173,7 +173,6 @@ class RequestValidator:
             check_request(
                 decoder.policy,
                 verification_for(sampling, decoder.verification),
-                draft=self.pair.draft,
                 is_greedy=sampling.is_greedy,
                 has_costs=True,
                 lossless=how.lossless,

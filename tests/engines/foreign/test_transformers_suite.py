@@ -18,7 +18,6 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specdecpp.integrations.transformers import SpeculativeOutput, custom_generate
-from specdecpp.lab import WithCopies
 from specdecpp.policies import Fixed
 from specdecpp.sampling import streams
 from specdecpp.verify import TokenVerification
@@ -32,7 +31,6 @@ METHODS = (
     "test_assisted_decoding_matches_greedy_search_0_random",
     "test_assisted_decoding_matches_greedy_search_1_same",
     "test_assisted_decoding_sample",
-    "test_prompt_lookup_decoding_matches_greedy_search",
 )
 FAMILIES = sorted({model_type_to_module_name(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES})
 REFUSALS = ("encoder-decoder", "input_ids alone", "recurrent state", "is not supported")
@@ -71,18 +69,17 @@ def test_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run(theirs.UtilsFunctionsTest, name)
 
 
-def generate(model: Any, *inputs: Any, assistant_model: Any = None, prompt_lookup_num_tokens: int = 0, **options: Any) -> Any:
-    """`generate` with our loop where it is asked for an assistant (two draft tokens a step) or for copies of the prompt.
+def generate(model: Any, *inputs: Any, assistant_model: Any = None, **options: Any) -> Any:
+    """`generate` with our loop where it is asked for an assistant (two draft tokens a step).
 
     Some of their masks hide most of the prompt behind tokens that count, and some inputs have token types: no call has those.
     """
     options.pop("token_type_ids", None)
     if "input_ids" in options:
         options["attention_mask"] = torch.ones_like(options["input_ids"])
-    if assistant_model is None and not prompt_lookup_num_tokens:
+    if assistant_model is None:
         return plain(model, *inputs, **options)
-    policy = WithCopies(policy=Fixed(k=2)) if assistant_model is None else Fixed(k=2)
-    loop = custom_generate(assistant_model or model, policy=policy)
+    loop = custom_generate(assistant_model, policy=Fixed(k=2))
     options = {name: value for name, value in options.items() if name not in UNSUPPORTED}
     return plain(model, *inputs, custom_generate=loop, **options)
 

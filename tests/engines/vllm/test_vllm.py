@@ -127,7 +127,7 @@ class Whole:
         return self._known[key]
 
 
-@pytest.mark.parametrize("policy", ["cumulative:0.3", "max-confidence:0.4", "fixed:3"])
+@pytest.mark.parametrize("policy", ["cumulative:0.3", pytest.param("max-confidence:0.4", marks=pytest.mark.slow), "fixed:3"])
 def test_every_step_is_the_librarys_own(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a score, a threshold or a product that is not the rule's: a step late, of another request, at another scale."""
     from specdecpp.decoder import Decoder

@@ -61,7 +61,7 @@ class TreePolicy(Policy):
 
         return TREES
 
-    def check(self, verification: Any, *, is_greedy: bool = False, draft: Any = None) -> None:
+    def check(self, verification: Any, *, is_greedy: bool = False) -> None:
         from specdecpp.lab.trees.verification import check_trees
 
         check_trees(self, verification, is_greedy=is_greedy)
