@@ -178,12 +178,12 @@ def test_without_a_compiler_the_code_of_the_wheel_is_taken(shipped: Path, monkey
     assert "no program here" in found()[1]
 
 
-def test_code_for_this_very_processor_goes_before_that_of_the_wheel(shipped: Path, compiler: Compiler, cache: Path) -> None:
-    """Catches a wheel that makes a machine with a compiler slower, or every process compile where nothing can be kept."""
-    assert library.origin() == "compiled here"
-    cache.rename(cache.with_name("away"))
-    cache.write_text("a file in the way")
-    assert found()[1] == "shipped for here"
+def test_nothing_is_compiled_where_the_wheel_has_code(shipped: Path, compiler: Compiler, cache: Path) -> None:
+    """Catches a first start that waits for a compiler, and a wheel's damaged code that ends the default path."""
+    assert library.origin() == "shipped for here"
+    assert (compiler.calls, cache.exists()) == (0, False)
+    cache_dir.write(shipped, b"damaged")
+    assert found()[1] == "compiled here"
     assert compiler.calls == 1
 
 

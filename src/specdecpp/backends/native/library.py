@@ -1,6 +1,8 @@
 """The compiled code: found or compiled, checked, loaded, and its signatures.
 
-compiled before (`cache_dir`) -> compiled now -> shipped in the wheel: the first that is whole and has every function
+shipped in the wheel -> compiled before (`cache_dir`) -> compiled now: the first that is whole and has every function
+
+The wheel's code for a level of processors has all that the sources distinguish; compiled for this very one it is no faster.
 """
 
 import ctypes
@@ -162,15 +164,11 @@ def _found() -> tuple[Any, str]:
 
 def _candidates(reasons: list[str]) -> Iterator[tuple[Path, str]]:
     """Libraries in the order in which they are wanted, made when they are asked for; what failed is appended."""
-    shipped = list(_shipped())
-    if cache_dir.trouble() and shipped:  # every process would compile again
-        reasons.append(f"compiled code cannot be kept here: {cache_dir.trouble()}")
-    else:
-        of = compilation.digest(str(compilation.compiler()), platform.machine(), cache_dir.processor())
-        yield from ((path, "compiled here") for path in sorted(cache_dir.folder().glob(f"native-{of}-*.so")))
-        if path := _made(of, reasons):
-            yield path, "compiled here"
-    yield from shipped
+    yield from _shipped()
+    of = compilation.digest(str(compilation.compiler()), platform.machine(), cache_dir.processor())
+    yield from ((path, "compiled here") for path in sorted(cache_dir.folder().glob(f"native-{of}-*.so")))
+    if path := _made(of, reasons):
+        yield path, "compiled here"
 
 
 def _made(of: str, reasons: list[str]) -> Path | None:
