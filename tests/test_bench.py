@@ -531,6 +531,7 @@ def test_an_interrupt_keeps_the_whole_turns(names: list[str], tmp_path: Path):
     assert {row["num_prompts"] for row in kept["rows"]} == {4}
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_a_whole_turn_shows_nothing(names: list[str], tmp_path: Path):
     """Catches a table of nothing: settings are still being chosen."""
     out = tmp_path / "results.json"

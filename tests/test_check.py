@@ -209,6 +209,7 @@ def test_an_interrupt_on_a_terminal_leaves_the_verdict(folder: Path, tmp_path: P
     assert "\r" in ended.chatter.replace("\r\n", "\n"), "it was written anew in place"
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_anything_is_known_ends_with_130(folder: Path, tmp_path: Path):
     """Catches a verdict from nothing: here the prompts are still being read."""
     path = tmp_path / "long.jsonl"

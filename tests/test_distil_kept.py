@@ -109,7 +109,7 @@ def test_ctrl_c_says_how_to_go_on(folder, tmp_path, monkeypatch):
     assert len([*(tmp_path / TEXT).iterdir()]) > 0
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_shards_that_are_written_together_are_the_same_after_a_kill(folder, tmp_path, monkeypatch, number):
     """Catches a shard whose bytes depend on which others were there when a run went on: as transformers writes on a GPU, in
     groups of three shards whose answers share 24 places."""

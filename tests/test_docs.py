@@ -162,7 +162,9 @@ def test_every_block_says_what_it_is(page: Path) -> None:
         assert block.needs is None or block.needs in REASONS, f"{block.where}: {block.needs!r} is none of {REASONS}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem == "your-pair")) for p in PAGES]
+)
 def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     """Catches code and commands in the documentation that no longer work, and output that is no longer what is shown."""
     with contextlib.ExitStack() as stack:

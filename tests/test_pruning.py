@@ -97,6 +97,7 @@ def test_the_number_of_layers_is_chosen_by_predicted_speed(folder: Path, tmp_pat
     assert [int(line.split()[0]) for line in said[1:]] == [len(one["layers"]) for one in tried]
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_early_makes_a_draft_and_goes_on(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

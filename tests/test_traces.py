@@ -205,7 +205,11 @@ RULES: dict[str, Policy] = {
 
 @pytest.mark.parametrize(
     ("name", "sampling"),
-    [*((name, Sampling()) for name in RULES), ("cumulative", SERVED), ("cost-aware", SERVED)],
+    [
+        *(pytest.param(name, Sampling(), marks=[pytest.mark.slow] * (name in ("fixed", "cumulative"))) for name in RULES),
+        pytest.param("cumulative", SERVED, marks=pytest.mark.slow),
+        ("cost-aware", SERVED),
+    ],
     ids=[*RULES, "cumulative-served", "cost-aware-served"],
 )
 def test_replay_predicts_what_a_real_pair_does(name: str, sampling: Sampling) -> None:
