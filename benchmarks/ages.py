@@ -2,11 +2,12 @@
 
     python benchmarks/ages.py        # or: make results
 
-For every file in `results/`: the day it was committed, how many commits have changed the rooms that it measures since, and
-the minutes that it takes to make it again. A commit may have changed a comment only; the count says where to look. Ends with 1
-where the table and the folder do not agree.
+For every file in `results/`: the day of the commit that made it (the one it names, else the last that changed it), how many
+commits have changed the rooms that it measures since, and the minutes that it takes to make it again. A commit may have
+changed a comment only; the count says where to look. Ends with 1 where the table and the folder do not agree.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -47,6 +48,10 @@ def age(result: Made) -> tuple[str, int]:
     commit, _, day = git("log", "-1", "--format=%H %cs", "--", path).partition(" ")
     if git("status", "--porcelain", "--", path) or not commit:
         return "not committed", 0
+    told = json.loads((HERE.parent / path).read_text(encoding="utf-8"))
+    named = (told.get("provenance") or told).get("git") or "" if isinstance(told, dict) else ""
+    if re.fullmatch(r"[0-9a-f]{40}", named) and (found := git("log", "--format=%cs", "-1", "--ignore-missing", named)):
+        commit, day = named, found
     rooms = [f"src/specdecpp/{room}" for room in result.rooms]
     if gone := [room for room in rooms if not (HERE.parent / room).exists()]:
         sys.exit(f"{result.name} names {gone[0]}, which does not exist")
