@@ -233,7 +233,7 @@ def steps_of(seed: int, num: int) -> list[Step]:
 
 
 SHORT = Costs(draft_s=SHORT_S / 10, passes={1: SHORT_S / 2})
-GAINED, LOST = ({1: Gains(9.0, tokens, 9.0, 9.0)} for tokens in (18.0, 4.0))
+GAINED, LOST = ({1: Gains(9.0, 9.0, tokens, 9.0, 9.0)} for tokens in (18.0, 4.0))
 
 
 @pytest.mark.parametrize(
@@ -281,18 +281,21 @@ def test_a_rule_is_kept_until_something_is_learned():
 def test_a_beginning_must_be_worth_what_has_to_be_read():
     """Catches a rule that has the draft read a long prompt, and switches, in each request of a kind that gains little."""
     costs = Costs(draft_s=C, passes={1: 1.0, 9: 1.0, 209: 21.0}, switch_s=0.5)
-    poor, good = ({"1": {"num": 50.0, "tokens": 50.0 + gained, "passes": 50.0, "squares": 10.0}} for gained in (-6.0, 12.0))
-    past = {"num_tested": 60.0, "num_accepted": 30.0, "num_requests": 9.0, "bias": 0.0, "slope": 1.0}
+    poor, good = 8.0, 23.0  # of 50 draft tokens
+    past = {"num_tested": 50.0, "num_requests": 9.0, "bias": 0.0, "slope": 1.0}
     past |= {"num_tokens": 900.0, "lost": 9.0 + CREDIT * CostAware.regret}  # all that may be lost by looking is lost
     policy = CostAware()
 
-    def begins(gains: dict[str, dict[str, float]], num_unread: int) -> bool:
-        memory = policy.start(Given(past=past | {"gains": gains}, num_unread=num_unread))
-        return policy.rule(memory, costs).least[0] <= 1
+    def begun(accepted: float, num_unread: int) -> Account:
+        gains = {"1": {"num": 50.0, "drafted": 50.0, "tokens": 50.0 + accepted, "squares": 10.0}}
+        return policy.start(Given(past=past | {"gains": gains, "num_accepted": accepted}, num_unread=num_unread))
+
+    def begins(accepted: float, num_unread: int) -> bool:
+        return policy.rule(begun(accepted, num_unread), costs).least[0] <= 1
 
     assert [begins(good, num) for num in (1, 200, 2000)] == [True, True, False]
     assert [begins(poor, num) for num in (1, 200, 2000)] == [True, False, False]
     assert expected_gain(0.3, 0.0) == 0.3
     assert expected_gain(-0.1, 0.2) == pytest.approx(0.0396, abs=1e-3)
-    running = replace(policy.start(Given(past=past | {"gains": good}, num_unread=200)), num_running=9)
+    running = replace(begun(good, 200), num_running=9)
     assert policy.rule(running, costs).least[0] <= 1, "what was read is paid for"

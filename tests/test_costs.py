@@ -12,7 +12,7 @@ from distributions import outcome
 
 from specdecpp import Decoder, Fixed, Pair, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import COUPLING, MEMORY, PAUSE, WAIT, WARM_UP, WARM_UP_ALONE
+from specdecpp.costs.clock import COUPLING, LONG_WARM_UP, MEMORY, PAUSE, WAIT, WARM_UP
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
 from specdecpp.metrics import Step
@@ -179,13 +179,32 @@ def test_steps_next_to_a_switch_and_pauses_are_no_measurement():
     hiccup that makes drafting look hopeless for a hundred steps."""
     plain, slow = outcome(0, 0, verify_s=1.0), outcome(0, 0, verify_s=2.0)
     drafted = outcome(2, 1, draft_s=1.0, verify_s=CURVE.verify_s(3))
-    assert moved(CURVE, plain, drafted, *[slow] * WARM_UP_ALONE) == moved(CURVE, plain)
-    assert moved(CURVE, plain, drafted, *[slow] * (WARM_UP_ALONE + 1)).verify_s(1) > 1.01
+    assert moved(CURVE, plain, drafted, *[slow] * LONG_WARM_UP) == moved(CURVE, plain)
+    assert moved(CURVE, plain, drafted, *[slow] * (LONG_WARM_UP + 1)).verify_s(1) > 1.01
     slow = outcome(2, 1, draft_s=2.0, verify_s=2 * CURVE.verify_s(3))
     assert moved(CURVE, plain, *[slow] * WARM_UP) == moved(CURVE, plain)
     assert moved(CURVE, plain, *[slow] * (WARM_UP + 1)).step_s(2) > CURVE.step_s(2)
     after = moved(CURVE, *[drafted] * 100, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
     assert 3.0 < after.step_s(2) < 3.0 * (1 + 2 * MEMORY * (PAUSE - 1))
+
+
+def test_the_first_steps_of_an_answer_are_no_measurement_of_quick_models(monkeypatch: pytest.MonkeyPatch):
+    """Catches a rule that drafts at once, finds passes slow behind the prompt, stops, and then finds the target alone quick;
+    a slow pair with short answers whose costs nothing corrects; and a request that does not say where it begins."""
+    slow, times = outcome(2, 1, draft_s=2.0, verify_s=2 * CURVE.verify_s(3)), []
+    for costs, num in ((replace(CURVE, switch_s=1.0), LONG_WARM_UP), (CURVE, 0)):
+        clock = CostClock(now=costs)
+        for i in range(num + 1):
+            times.append(clock._found().step_s(2))
+            clock.update(slow, is_first=i == 0)
+        assert {*times} == {CURVE.step_s(2)} < {*times, clock._found().step_s(2)}
+    seen: list[bool] = []
+    monkeypatch.setattr(CostClock, "update", lambda self, outcome, *, is_first: seen.append(is_first))
+    target, draft = (TableModel.random(vocab_size=8, depth=1, seed=seed) for seed in (6, 7))
+    decoder = Decoder(Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(8)), costs=CURVE)
+    for _ in range(2):
+        num = len(decoder.generate([1, 2], max_tokens=9, ignore_eos=True).steps)
+        assert seen[-num:] == [True] + [False] * (num - 1)
 
 
 def test_costs_are_the_same_object_while_steps_are_as_expected():

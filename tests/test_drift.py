@@ -85,7 +85,7 @@ def pair(drafts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_dir, "_wanted", lambda: folder)
         patch.setattr(measuring, "known", lambda pair: measuring.Known(costs=costs, now=costs))
-        patch.setattr(CostClock, "update", lambda self, step: None)
+        patch.setattr(CostClock, "update", lambda self, step, **_: None)
         keep_figures(pair, [encode(pair, messages(text)) for text in PROMPTS], Trial(seconds=600, max_tokens=48))
         yield pair
 

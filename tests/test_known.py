@@ -11,7 +11,6 @@ from distributions import unchecked
 from specdecpp import Decoder, Pair, decoder, scheduler, step
 from specdecpp.costs import chain_tokens, measuring
 from specdecpp.costs.clock import differ, shares
-from specdecpp.memory import at_costs
 from specdecpp.policies import Costs
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel, tiny_tokenizer
@@ -116,13 +115,3 @@ def test_a_decoder_that_is_made_has_measured(home: Path, monkeypatch: pytest.Mon
     assert made.costs is not None
     assert made.costs.step_s(2) / made.costs.verify_s(1) == pytest.approx(TRUE.step_s(2), rel=0.05)
     assert Decoder(replace(pair, draft_fingerprint=None)).memory._costs is None
-
-
-def test_gains_at_other_costs_teach_nothing() -> None:
-    """Catches a rule that goes on to believe that drafting does not pay, once the costs that said so have healed."""
-    past = {"gains": {"1": {"num": 9.0}}, "bias": 0.1, "lost": 7.0}
-    assert at_costs({"past": past, "shares": [1.46, 2.07, 3.19]}, TRUE) == past
-    for other in ([2.1, 2.9, 4.6], None, [1.0], "x"):
-        assert at_costs({"past": past, "shares": other}, TRUE) == past | {"gains": {}, "lost": 0.0}
-    assert [at_costs(kept, TRUE) for kept in (None, {}, {"past": "x"})] == [None] * 3
-    assert at_costs({"past": {"rounds": []}}, TRUE) == {"rounds": []}

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdecpp import cache_dir
-from specdecpp.costs.clock import differ, shares
 from specdecpp.drift import PairWatch, RequestTally, text_of
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostClock, Costs, Policy
@@ -80,8 +79,8 @@ class Memory:
         if sampling not in self.experiences:
             pair, past, keep = self.pair, None, None
             if pair.is_identified:
-                key = {"method": 3, **self.way(sampling), "pair": [pair.target_fingerprint, pair.draft_fingerprint]}
-                past, keep = at_costs(cache_dir.recall("experience", key), now), partial(self._keep, key)
+                key = {"method": 4, **self.way(sampling), "pair": [pair.target_fingerprint, pair.draft_fingerprint]}
+                past, keep = (cache_dir.recall("experience", key) or {}).get("past"), partial(self._keep, key)
             self.experiences[sampling] = Experience(self.policy, past or self._practised(sampling, now), keep=keep)
         self.experiences.move_to_end(sampling)
         while len(self.experiences) > SAMPLINGS:
@@ -103,7 +102,7 @@ class Memory:
         """Keep what requests have taught, and what the clock has made of the costs, without the head that this rule asks."""
         now = self.clock and self.clock.now
         if past is not None:
-            cache_dir.remember("experience", key, {"past": past, "shares": now and shares(now)})
+            cache_dir.remember("experience", key, {"past": past})
         if now is None or (known := self._known) is None:
             return
         from specdecpp.costs.measuring import keep
@@ -131,15 +130,3 @@ class Memory:
             self.pair.measured["watch"] = PairWatch(self.pair)
         watch: PairWatch = self.pair.measured["watch"]
         return watch.kept and RequestTally(watch, text_of(self.way(sampling)), hash(tuple(prompt)))
-
-
-def at_costs(kept: Mapping[str, Any] | None, now: Costs | None) -> Mapping[str, Any] | None:
-    """Statistics of an earlier process, without its gains where it took steps to cost otherwise than they do now."""
-    past = (kept := kept or {}).get("past")
-    if now is None or not isinstance(past, dict) or "gains" not in past:
-        return past if isinstance(past, dict) else None
-    try:
-        holds = not differ(kept["shares"], shares(now))
-    except (KeyError, TypeError, ValueError):  # of nobody knows which costs
-        holds = False
-    return past if holds else {**past, "gains": {}, "lost": 0.0}

@@ -251,7 +251,7 @@ class Session:
         )
         self._memory = self.policy.learn(self._memory, outcome)
         if isinstance(self._costs, CostClock) and is_chain:
-            self._costs.update(outcome)
+            self._costs.update(outcome, is_first=len(self.tokens) - len(pieces) == self.num_prompt_tokens)
         if self.tally is not None:
             self.tally.add(outcome)
         if self.finish_reason:

@@ -13,10 +13,10 @@ MEMORY = 0.02
 """The weight of one step in the means, once there were many."""
 PAUSE = 4.0
 """A step's time is capped at this multiple of the expected one: more means that the machine did other work."""
-WARM_UP, WARM_UP_ALONE = 2, 12
-"""Steps after a switch to those with draft tokens, and to those without, until the processor's caches hold what they need. A
-trial of drafting (`policies.cost_aware.TRIAL`) has steps beyond these two, or else nothing could correct costs by which it does
-not pay."""
+WARM_UP, LONG_WARM_UP = 2, 12
+"""Steps after a switch to those with draft tokens, and to those without or, of quick models, behind a prompt, until the
+processor's caches hold what they need: the first behind a prompt takes twice as long. A trial of drafting
+(`policies.cost_aware.TRIAL`) is longer than two steps, or else nothing could correct costs by which it does not pay."""
 TRUST = 0.25
 """Steps that a measurement counts for: it may be wrong by a factor, where other programs had the machine meanwhile."""
 COUPLING = 0.5
@@ -73,9 +73,9 @@ class CostClock:
             self._shared[num] = found
         return self._shared[num]
 
-    def update(self, outcome: "Outcome") -> None:
-        """Learn from the times of a step: of several requests for their load, of one alone unless it stands next to a switch
-        (`Costs.switch_s`)."""
+    def update(self, outcome: "Outcome", *, is_first: bool = False) -> None:
+        """Learn from the times of a step, the first of its answer or not: of several requests for their load, of one alone
+        unless it stands next to a switch (`Costs.switch_s`) or, of quick models, close behind the prompt."""
         costs, (num, pass_s, draft_s) = outcome.costs, _times(outcome)
         if costs is not None and costs.num_together > 1:
             load = costs.load
@@ -89,8 +89,10 @@ class CostClock:
                 self._shared = {}
             return
         if self._has_drafted is not (num > 0):
-            self._num_to_skip = 0 if self._has_drafted is None else WARM_UP if num else WARM_UP_ALONE
+            self._num_to_skip = 0 if self._has_drafted is None else WARM_UP if num else LONG_WARM_UP
             self._has_drafted = num > 0
+        if is_first and self._measured.switch_s:
+            self._num_to_skip = LONG_WARM_UP
         if self._num_to_skip:
             self._num_to_skip -= 1
         elif self._add(num, pass_s, draft_s):

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdecpp.costs import Costs, chain_tokens
+from specdecpp.costs import LONG_WARM_UP, Costs, chain_tokens
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.learning import Account, Belief, Gains, PastRequests, reading_s
 from specdecpp.policies.protocol import NO_PAST, Evidence, Given, Rule, check_probability
@@ -138,6 +138,8 @@ class CostAware(HeadPolicy):
         target_s, begin_s = costs.verify_s(1), costs.switch_s + reading_s(costs, memory)
         if most >= 0 and PAYBACK_STEPS * expected_gain(mean, (most - mean) / OPTIMISM) * target_s >= begin_s:
             return True
+        if costs.switch_s and memory.num_tokens < LONG_WARM_UP:
+            return False  # the clock learns nothing from a trial there
         loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
         num_tokens = CREDIT + memory.past.num_tokens + memory.num_tokens
         return memory.past.lost + memory.lost + loss_s / target_s < self.regret * num_tokens
@@ -169,7 +171,8 @@ class CostAware(HeadPolicy):
         """(Mean, upper bound) of what a step with draft tokens brings over the target alone in its time, in tokens.
 
         An upper bound, because a loss is observed and a gain that was missed is not. Requests that are decoded together share
-        the exploration.
+        the exploration. Earlier steps may have been longer than they would be at the costs of now: then the hope, that of the
+        best single length, counts for them.
         """
         own, before = (gains.get(costs.load, Gains()) for gains in (memory.gains, memory.past.gains))
         seen = min(before.num, MAX_PAST_STEPS)
@@ -177,7 +180,7 @@ class CostAware(HeadPolicy):
         num = own.num + seen + hoped
         tokens, seconds = _best_step(costs, self._expected_acceptance(memory), range(1, max(self.max_tokens, 1) + 1))
         hope = tokens - seconds / costs.verify_s(1)
-        mean = (own.num * own.mean + seen * before.mean + hoped * hope) / num
+        mean = (own.num * own.mean(costs) + seen * max(before.mean(costs), hope) + hoped * hope) / num
         variance = (own.num * own.variance + self.prior_steps * PRIOR_VARIANCE) / (own.num + self.prior_steps)
         return mean, mean + OPTIMISM * math.sqrt(variance / (num * costs.load))
 

@@ -9,7 +9,7 @@ Three things are learned. Nothing here decides.
           very probability, so leaving out the untested ones introduces no bias.
 `Gains`   whether drafting pays. A step that made n tokens in s seconds gained n - s/t tokens, t being a pass of the target
           alone. Its mean has the sign of "drafting is faster than not drafting", whatever the rule does with the steps. Both
-          times are those that the cost model had then, so that what was seen on a busy machine still holds on a quiet one.
+          times are those of the cost model, as it is when the mean is asked for: what it said then may have been wrong.
 sums      tokens, seconds, tested and accepted draft tokens.
 
 A request with a seed begins with what is fixed and learns within itself only, so the seed gives the same answer again. The
@@ -36,9 +36,9 @@ finds the processor's caches empty, and takes three times as long as by itself."
 PLAIN_INTERVAL = 8
 """Steps in a row without draft tokens that are taken in together, and after which the rule reconsiders: an update may take
 longer than a step of the target alone."""
-SHORT_S, SHORT_INTERVAL = 2e-3, 16
-"""Where the target's pass takes less than 2 ms and earlier requests gained by drafting, the account is updated every 16 steps:
-an update takes .05 ms, a seventh of the reference pair's pass."""
+SHORT_S, SHORT_INTERVAL = 4e-3, 16
+"""Where the target's pass takes less than 4 ms and earlier requests gained by drafting, the account is updated every 16 steps:
+an update and the rule after it take .15 ms between the passes of SmolLM2, which take 2.5."""
 FADING = 1 / 16
 """Weight that an earlier request loses with each later one."""
 MAX_SCORE = 20.0
@@ -82,9 +82,11 @@ def num_expected(outcome: "Outcome") -> float:
 
 
 class Gains(NamedTuple):
-    """Sums over steps with draft tokens: their number, tokens, time in passes of the target alone, and the squares of gains."""
+    """Sums over steps with draft tokens: their number, draft tokens and tokens; and, by the costs of then, their time in passes
+    of the target alone and the squares of their gains."""
 
     num: float = 0.0
+    drafted: float = 0.0
     tokens: float = 0.0
     passes: float = 0.0
     squares: float = 0.0
@@ -92,19 +94,23 @@ class Gains(NamedTuple):
     def after(self, outcome: "Outcome") -> "Gains":
         """With one more step."""
         assert outcome.costs is not None, "the session gives costs to a policy that needs them"
-        num_tokens = outcome.num_tokens - outcome.num_accepted + num_expected(outcome)
+        tokens = outcome.num_tokens - outcome.num_accepted + num_expected(outcome)
         passes = outcome.expected_s / outcome.costs.verify_s(1)
-        return Gains(self.num + 1, self.tokens + num_tokens, self.passes + passes, self.squares + (num_tokens - passes) ** 2)
+        more = 1, outcome.num_drafted, tokens, passes, (tokens - passes) ** 2
+        return Gains(*(a + b for a, b in zip(self, more, strict=True)))
 
-    @property
-    def mean(self) -> float:
-        """Tokens a step over the target alone; 0 without steps."""
-        return (self.tokens - self.passes) / self.num if self.num else 0.0
+    def mean(self, costs: Costs) -> float:
+        """Tokens a step over the target alone, of steps as long as these were in the mean; 0 without steps."""
+        if not self.num:
+            return 0.0
+        longer, k = math.modf(self.drafted / self.num)
+        seconds = costs.step_s(int(k)) + longer * costs.added_s(int(k))
+        return self.tokens / self.num - seconds / costs.verify_s(1)
 
     @property
     def variance(self) -> float:
         """Variance of a step's gain, tokens squared; 0 without steps."""
-        return max(0.0, self.squares / self.num - self.mean**2) if self.num else 0.0
+        return max(0.0, self.squares / self.num - ((self.tokens - self.passes) / self.num) ** 2) if self.num else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +245,7 @@ class Account:
         )
 
     def _interval(self, costs: Costs) -> int:
-        if costs.verify_s(1) < SHORT_S and self.past.gains.get(costs.load, Gains()).mean > 0:
+        if costs.verify_s(1) < SHORT_S and self.past.gains.get(costs.load, Gains()).mean(costs) > 0:
             return SHORT_INTERVAL
         return STEADY_INTERVAL if self.num_running + 1 >= STEADY else 1
 
