@@ -2,15 +2,16 @@
 
     python benchmarks/batch.py --pair reference --pair smollm2 --prompts gsm8k_test.jsonl --out results/batch.json
 
-A pair is one that ships, or a folder with `target` and `draft`. Every way gets the same prompts in the same sitting, in turns.
-A seed gives one answer in all of them, which is checked. Of the default rule without a seed, lengths follow the load. In turns
-each of eight requests has a step by itself, as before passes were shared. The server streams to clients on loopback, who share
-the cores with it (`clients`); its rate is compared with a decoder's for the same work. What `peers.batch` measured stays in the
-file.
+A pair is one that ships, or a folder with `target` and `draft`. All ways and rules get the same prompts in one sitting, in a
+random order. A seed gives one answer in all of them, which is checked. Of the default rule without a seed, lengths follow the
+load. In turns each of eight requests has a step by itself, as before passes were shared. The server streams to clients on
+loopback, who share the cores with it (`clients`); its rate is compared with a decoder's for the same work. What `peers.batch`
+measured stays in the file.
 """
 
 import argparse
 import json
+import random
 import signal
 import statistics
 import subprocess
@@ -33,6 +34,7 @@ from specdecpp.policy_spec import as_prompt
 from specdecpp.training import prompts as prompt_files
 
 AT_ONCE = 1, 2, 4, 8, 16, 32
+WAYS: tuple[int | str, ...] = (*AT_ONCE, "turns", "alone")
 CLIENTS = {1: 4, 16: 48}
 """How many requests so many clients send."""
 SAMPLINGS: dict[str, dict[str, Any]] = {"0": {"temperature": 0}, "1": {"temperature": 1.0}}
@@ -46,34 +48,32 @@ def cells(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     rules = {"target alone": Fixed(k=0), "fixed K = 2": Fixed(k=2), "cost-aware by q": CostAware()}
     found = []
     for how, sampling in SAMPLINGS.items():
-        for rule, policy in rules.items():
-            decoder = sd.Decoder(pair, policy=policy, reuses=False)
-            answers = {
+        decoders = {rule: sd.Decoder(pair, policy=policy, reuses=False) for rule, policy in rules.items()}
+        answers = {
+            rule: {
                 n: [o.tokens for o in decoder.generate_all(asked[:8], at_once=n, max_tokens=args.tokens, seed=1, **sampling)]
                 for n in (1, 8)
             }
-            rates: dict[int, list[float]] = defaultdict(list)
-            for cycle in range(args.cycles):
-                for n in in_turn(list(AT_ONCE), cycle, num_turns=args.cycles):
-                    some = asked[: max(8, n)]
-                    started = perf_counter()
-                    outputs = decoder.generate_all(some, at_once=n, max_tokens=args.tokens, **sampling)
-                    rates[n].append(sum(len(o.tokens) for o in outputs) / (perf_counter() - started))
-            turns = [in_turns(decoder, asked[:8], args.tokens, sampling) for _ in range(args.cycles)]
-            alone = [one_by_one(decoder, asked[:8], args.tokens, sampling) for _ in range(args.cycles)]
+            for rule, decoder in decoders.items()
+        }
+        rates: dict[tuple[str, int | str], list[float]] = defaultdict(list)
+        contests, dice = [(rule, way) for rule in rules for way in WAYS], random.Random(0)
+        for _ in range(args.cycles):
+            for rule, way in dice.sample(contests, len(contests)):
+                rates[rule, way].append(rate(decoders[rule], way, asked, args.tokens, sampling))
+        for rule in rules:
+            of = {way: statistics.median(rates[rule, way]) for way in WAYS}
             cell = {
                 "pair": name,
                 "runners": str(pair.backends).split(":")[0],
                 "sampling": how,
                 "rule": rule,
-                "same_answers": answers[1] == answers[8],
-                "tokens_per_second": {n: round(statistics.median(values), 1) for n, values in sorted(rates.items())},
-                "over_one": {
-                    n: round(statistics.median(values) / statistics.median(rates[1]), 3) for n, values in sorted(rates.items())
-                },
-                "turns_of_8": round(statistics.median(turns), 1),
-                "at_8_over_turns": round(statistics.median(rates[8]) / statistics.median(turns), 3),
-                "one_over_before": round(statistics.median(rates[1]) / statistics.median(alone), 3),
+                "same_answers": answers[rule][1] == answers[rule][8],
+                "tokens_per_second": {n: round(of[n], 1) for n in AT_ONCE},
+                "over_one": {n: round(of[n] / of[1], 3) for n in AT_ONCE},
+                "turns_of_8": round(of["turns"], 1),
+                "at_8_over_turns": round(of[8] / of["turns"], 3),
+                "one_over_before": round(of[1] / of["alone"], 3),
             }
             print(json.dumps(cell), flush=True)
             found.append(cell)
@@ -98,10 +98,16 @@ def in_turns(decoder: sd.Decoder, asked: Sequence[Any], tokens: int, sampling: d
     return sum(len(s.tokens) - s.num_prompt_tokens for s in sessions) / (perf_counter() - started)
 
 
-def one_by_one(decoder: sd.Decoder, asked: Sequence[Any], tokens: int, sampling: dict[str, Any]) -> float:
-    """Tokens a second of requests one after another, as before there were batches."""
+def rate(decoder: sd.Decoder, way: int | str, asked: Sequence[Any], tokens: int, sampling: dict[str, Any]) -> float:
+    """Tokens a second of so many requests at once, of eight in turns, or of eight one after another as before there were
+    batches."""
+    if way == "turns":
+        return in_turns(decoder, asked[:8], tokens, sampling)
     started = perf_counter()
-    outputs = [decoder.generate(prompt, max_tokens=tokens, **sampling) for prompt in asked]
+    if isinstance(way, int):
+        outputs = decoder.generate_all(asked[: max(8, way)], at_once=way, max_tokens=tokens, **sampling)
+    else:
+        outputs = [decoder.generate(prompt, max_tokens=tokens, **sampling) for prompt in asked[:8]]
     return sum(len(o.tokens) for o in outputs) / (perf_counter() - started)
 
 

@@ -138,7 +138,7 @@ def bars() -> list[Bar]:
         Bar("lines of lab", len(lines(in_lab)), 3_500, 3_500),
         Bar("lines of the core", len(lines([path for path in files if is_core(path)])), 6_160, 4_600),
         Bar("files over 400 lines", len(long_files), 0, 0),
-        Bar("lines of tests", len(lines([path for path in (ROOT / "tests").rglob("*.py")])), 26_618, 20_000),
+        Bar("lines of tests", len(lines([path for path in (ROOT / "tests").rglob("*.py")])), 26_622, 20_000),
         Bar("words of docs", words(sorted((ROOT / "docs").glob("*.md"))), 12_000, 12_000),
         Bar("lines of CHANGELOG", len(lines([ROOT / "CHANGELOG.md"])), 80, 80),
         Bar("lines of LOG", len(lines([ROOT / "LOG.md"])), 300, 300),

@@ -12,7 +12,7 @@ from distributions import outcome
 
 from specdecpp import Decoder, Fixed, Pair, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import COUPLING, LONG_WARM_UP, MEMORY, PAUSE, WAIT, WARM_UP
+from specdecpp.costs.clock import COUPLING, LONG_WARM_UP, MEMORY, PAUSE, QUICK_S, WAIT, WARM_UP
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
 from specdecpp.metrics import Step
@@ -184,6 +184,10 @@ def test_steps_next_to_a_switch_and_pauses_are_no_measurement():
     slow = outcome(2, 1, draft_s=2.0, verify_s=2 * CURVE.verify_s(3))
     assert moved(CURVE, plain, *[slow] * WARM_UP) == moved(CURVE, plain)
     assert moved(CURVE, plain, *[slow] * (WARM_UP + 1)).step_s(2) > CURVE.step_s(2)
+    copying = CostClock(now=CURVE, is_copying=True)
+    for one in (plain, slow):
+        copying.update(one)
+    assert copying._found().step_s(2) > CURVE.step_s(2), "no model has driven another from the caches"
     after = moved(CURVE, *[drafted] * 100, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
     assert 3.0 < after.step_s(2) < 3.0 * (1 + 2 * MEMORY * (PAUSE - 1))
 
@@ -191,13 +195,13 @@ def test_steps_next_to_a_switch_and_pauses_are_no_measurement():
 def test_the_first_steps_of_an_answer_are_no_measurement_of_quick_models(monkeypatch: pytest.MonkeyPatch):
     """Catches a rule that drafts at once, finds passes slow behind the prompt, stops, and then finds the target alone quick;
     a slow pair with short answers whose costs nothing corrects; and a request that does not say where it begins."""
-    slow, times = outcome(2, 1, draft_s=2.0, verify_s=2 * CURVE.verify_s(3)), []
-    for costs, num in ((replace(CURVE, switch_s=1.0), LONG_WARM_UP), (CURVE, 0)):
-        clock = CostClock(now=costs)
+    for unit_s, num in ((QUICK_S / 2, LONG_WARM_UP), (1.0, 0)):
+        costs, times = Costs(draft_s=unit_s / 2, passes={1: unit_s, 3: 2 * unit_s}), []
+        clock, slow = CostClock(now=costs), outcome(2, 1, draft_s=2 * unit_s, verify_s=4 * unit_s)
         for i in range(num + 1):
             times.append(clock._found().step_s(2))
             clock.update(slow, is_first=i == 0)
-        assert {*times} == {CURVE.step_s(2)} < {*times, clock._found().step_s(2)}
+        assert {*times} == {costs.step_s(2)} < {*times, clock._found().step_s(2)}
     seen: list[bool] = []
     monkeypatch.setattr(CostClock, "update", lambda self, outcome, *, is_first: seen.append(is_first))
     target, draft = (TableModel.random(vocab_size=8, depth=1, seed=seed) for seed in (6, 7))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdecpp import cache_dir
+from specdecpp.drafters import SuffixDrafter
 from specdecpp.drift import PairWatch, RequestTally, text_of
 from specdecpp.loading.pair import Pair
 from specdecpp.policies import CostClock, Costs, Policy
@@ -63,7 +64,8 @@ class Memory:
         if self.clock is None and self.costs is not None:
             known = self._known
             follows = known is not None and self.remembers and known.now != known.costs
-            self.clock = CostClock(costs_for(self.policy, known.now) if known and follows else self.costs)
+            now = costs_for(self.policy, known.now) if known and follows else self.costs
+            self.clock = CostClock(now, is_copying=isinstance(self.pair.draft, SuffixDrafter))
             if known is not None and not known.is_new and self.pair.is_identified:
                 from specdecpp.costs.measuring import check_steps
 

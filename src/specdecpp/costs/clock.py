@@ -13,9 +13,9 @@ MEMORY = 0.02
 """The weight of one step in the means, once there were many."""
 PAUSE = 4.0
 """A step's time is capped at this multiple of the expected one: more means that the machine did other work."""
-WARM_UP, LONG_WARM_UP = 2, 12
-"""Steps after a switch to those with draft tokens, and to those without or, of quick models, behind a prompt, until the
-processor's caches hold what they need: the first behind a prompt takes twice as long. A trial of drafting
+WARM_UP, LONG_WARM_UP, QUICK_S = 2, 12, 0.01
+"""Steps after a switch to those with draft tokens, and to those without or, where a pass takes less than 10 ms, behind a
+prompt, until the processor's caches hold what they need: the first behind a prompt takes twice as long. A trial of drafting
 (`policies.cost_aware.TRIAL`) is longer than two steps, or else nothing could correct costs by which it does not pay."""
 TRUST = 0.25
 """Steps that a measurement counts for: it may be wrong by a factor, where other programs had the machine meanwhile."""
@@ -42,10 +42,11 @@ class CostClock:
     and passes over draft tokens have one for each number of them, because which widths are quick differs from process to
     process, with where the weights lie in memory. Drafting has a start and a slope.
 
-    `now` stays the same object until a step has moved by more than `CHANGE`, so that a request finds its plans kept.
+    `now` stays the same object until a step has moved by more than `CHANGE`, so that a request finds its plans kept. Where
+    draft tokens are copied (`is_copying`) no step is slow because of the one before.
     """
 
-    def __init__(self, now: Costs):
+    def __init__(self, now: Costs, *, is_copying: bool = False):
         self.now, self._measured, self._wait = now, now, FIRST
         self._new: dict[int, Sums] = {}
         """Steps since `now` was last looked at, by their number of draft tokens."""
@@ -55,7 +56,7 @@ class CostClock:
         self._alone = self._others = 1.0
         """Factors by which the other passes have moved those of the target alone, and the reverse."""
         self._has_drafted: bool | None = None
-        self._num_to_skip = 0
+        self._num_to_skip, self._is_copying = 0, is_copying
         self._loads: dict[int, tuple[Costs, CostClock]] = {}
         """By load: `now` at its first use, and a clock of as many requests, whose passes rise in their own way."""
         self._shared: dict[int, Costs] = {}
@@ -89,9 +90,10 @@ class CostClock:
                 self._shared = {}
             return
         if self._has_drafted is not (num > 0):
-            self._num_to_skip = 0 if self._has_drafted is None else WARM_UP if num else LONG_WARM_UP
+            if self._has_drafted is not None and not self._is_copying:
+                self._num_to_skip = WARM_UP if num else LONG_WARM_UP
             self._has_drafted = num > 0
-        if is_first and self._measured.switch_s:
+        if is_first and self._measured.verify_s(1) < QUICK_S:
             self._num_to_skip = LONG_WARM_UP
         if self._num_to_skip:
             self._num_to_skip -= 1

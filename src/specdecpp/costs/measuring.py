@@ -6,7 +6,7 @@ measurement was wrong: a later process takes the clock's for both, and a seed ma
 
     practice   real prompts, answered with steps of given lengths, which also show what is accepted (`practice`)
     cycle      for quick models, which the processor's cache holds: a run of each length on made-up tokens, shortest first;
-               then a few switches from plain steps to steps with one draft token and back
+               then, of two models, a few switches from plain steps to steps with one draft token and back
     run        steps of one length in a row. A draft leaves little of the target in the processor's caches, and a plain pass
                among steps with draft tokens takes a third longer than in a row of its like
 
@@ -38,7 +38,7 @@ from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, verification_for
 
-METHOD = 20
+METHOD = 21
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 BUDGET_S, CONTEXT = 2.5, 96
 """Seconds that a measurement takes, and tokens before its steps."""
@@ -225,7 +225,7 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
 def _cycles(pair: Pair, caches: Caches, budget_s: float) -> list[Cycle]:
     """Cycles of runs until the budget is spent."""
     sessions = {k: session for k in LENGTHS if (session := _session(pair, caches, (k,), head=pair.head))}
-    switching = _session(pair, caches, (0,) * NUM_PLAIN + (1,) * NUM_DRAFTED)
+    switching = None if isinstance(pair.draft, SuffixDrafter) else _session(pair, caches, (0,) * NUM_PLAIN + (1,) * NUM_DRAFTED)
     cycles: list[Cycle] = []
     for i in _within(budget_s, least=LONG_CYCLE, most=1 + CYCLES):
         cycle, size = Cycle(), RUN if i else 2

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specdecpp.costs import LONG_WARM_UP, Costs, chain_tokens
+from specdecpp.costs import LONG_WARM_UP, QUICK_S, Costs, chain_tokens
 from specdecpp.policies.head import HeadPolicy
 from specdecpp.policies.learning import Account, Belief, Gains, PastRequests, reading_s
 from specdecpp.policies.protocol import NO_PAST, Evidence, Given, Rule, check_probability
@@ -138,7 +138,7 @@ class CostAware(HeadPolicy):
         target_s, begin_s = costs.verify_s(1), costs.switch_s + reading_s(costs, memory)
         if most >= 0 and PAYBACK_STEPS * expected_gain(mean, (most - mean) / OPTIMISM) * target_s >= begin_s:
             return True
-        if costs.switch_s and memory.num_tokens < LONG_WARM_UP:
+        if target_s < QUICK_S and memory.num_tokens < LONG_WARM_UP:
             return False  # the clock learns nothing from a trial there
         loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
         num_tokens = CREDIT + memory.past.num_tokens + memory.num_tokens
