@@ -197,10 +197,10 @@ def test_the_first_steps_of_an_answer_are_no_measurement_of_quick_models(monkeyp
     a slow pair with short answers whose costs nothing corrects; and a request that does not say where it begins."""
     for unit_s, num in ((QUICK_S / 2, LONG_WARM_UP), (1.0, 0)):
         costs, times = Costs(draft_s=unit_s / 2, passes={1: unit_s, 3: 2 * unit_s}), []
-        clock, slow = CostClock(now=costs), outcome(2, 1, draft_s=2 * unit_s, verify_s=4 * unit_s)
+        clock, slow = CostClock(now=costs), [outcome(k, k // 2, draft_s=k * unit_s, verify_s=4 * unit_s) for k in (0, 2)]
         for i in range(num + 1):
             times.append(clock._found().step_s(2))
-            clock.update(slow, is_first=i == 0)
+            clock.update(slow[i > 0], is_first=i == 0)
         assert {*times} == {costs.step_s(2)} < {*times, clock._found().step_s(2)}
     seen: list[bool] = []
     monkeypatch.setattr(CostClock, "update", lambda self, outcome, *, is_first: seen.append(is_first))

@@ -257,7 +257,7 @@ def test_a_later_process_begins_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not Decoder(other, costs=costs).start([1, 2], ignore_eos=True)._memory.past.num_requests
     (file,) = cache_dir.folder().glob("experience-*")
     negative = file.read_text().replace('"num_tested": ', '"num_tested": -')
-    for content in ("{}", '{"past": {"num_tested": 1}}', '{"past": {"bias": NaN}}', '{"past": []}', "[]", negative):
+    for content in ("{}", '{"past": {"num_tested": 1}}', '{"past": {"bias": NaN}}', '{"past": "x"}', "[]", negative):
         file.write_text(content)
         session = Decoder(known, costs=costs).start([1, 2], max_tokens=9, ignore_eos=True)
         assert not session._memory.past.num_requests

@@ -82,7 +82,8 @@ class Memory:
             pair, past, keep = self.pair, None, None
             if pair.is_identified:
                 key = {"method": 4, **self.way(sampling), "pair": [pair.target_fingerprint, pair.draft_fingerprint]}
-                past, keep = (cache_dir.recall("experience", key) or {}).get("past"), partial(self._keep, key)
+                kept = (cache_dir.recall("experience", key) or {}).get("past")
+                past, keep = kept if isinstance(kept, dict) else None, partial(self._keep, key)
             self.experiences[sampling] = Experience(self.policy, past or self._practised(sampling, now), keep=keep)
         self.experiences.move_to_end(sampling)
         while len(self.experiences) > SAMPLINGS:

@@ -91,7 +91,7 @@ class CostClock:
             return
         if self._has_drafted is not (num > 0):
             if self._has_drafted is not None and not self._is_copying:
-                self._num_to_skip = WARM_UP if num else LONG_WARM_UP
+                self._num_to_skip = max(self._num_to_skip, WARM_UP if num else LONG_WARM_UP)
             self._has_drafted = num > 0
         if is_first and self._measured.verify_s(1) < QUICK_S:
             self._num_to_skip = LONG_WARM_UP

@@ -150,7 +150,7 @@ class Cycle:
     runs: dict[int, list[Step]] = field(default_factory=dict)
     """By their number of draft tokens, without the first half of each run: it finds other things in the caches."""
     switches: list[Step] = field(default_factory=list)
-    """`NUM_PLAIN` steps without and `NUM_DRAFTED` with one draft token, several times; none where models are slow."""
+    """`NUM_PLAIN` steps without and `NUM_DRAFTED` with one draft token, several times; none of slow models and of copies."""
 
     @property
     def plain_s(self) -> float:
@@ -249,7 +249,7 @@ def costs_of(pair: Pair, cycles: list[Cycle]) -> Costs:
         return level * median(median(map(seconds, c.runs[k])) / c.plain_s for c in cycles if k in c.runs)
 
     drafts = {k: typical(lambda step: step.draft_s, k) for k in lengths if k}
-    is_quick = any(cycle.switches for cycle in cycles)
+    is_quick = not {*lengths} <= {*SLOW_PRACTICE}
     start_s, draft_s = _line(drafts) if is_quick else (0.0, median(s / k for k, s in drafts.items()) if drafts else 0.0)
     steps = [step for cycle in cycles for run in cycle.runs.values() for step in run]
     judged = [step.head_s / len(step.judged) for step in steps if step.judged and pair.head is not None]
