@@ -16,7 +16,7 @@ their cycle only. Slow models are timed by practice alone: each prompt is a cycl
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -38,7 +38,7 @@ from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, verification_for
 
-METHOD = 21
+METHOD = 22
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 BUDGET_S, CONTEXT = 2.5, 96
 """Seconds that a measurement takes, and tokens before its steps."""
@@ -157,14 +157,6 @@ class Cycle:
         """Seconds of a pass of the target alone, the unit of the cycle's others."""
         return median(map(_pass_s, self.runs[0]))
 
-    @property
-    def switch(self) -> float:
-        """Extra time of a switch, in target passes, over the same steps in runs of their like."""
-        alone_s, one_s = (median(map(_seconds, self.runs[k])) for k in (0, 1))
-        num = NUM_PLAIN + NUM_DRAFTED
-        took = [sum(map(_seconds, self.switches[i : i + num])) for i in range(0, len(self.switches), num)]
-        return (median(took) - NUM_DRAFTED * one_s - NUM_PLAIN * alone_s) / self.plain_s
-
 
 def timed(pair: Pair, budget_s: float) -> tuple[list[Cycle], Practice]:
     """Steps, timed until the budget is spent: of practice, and of models that are quick cycles of runs."""
@@ -253,17 +245,25 @@ def costs_of(pair: Pair, cycles: list[Cycle]) -> Costs:
     start_s, draft_s = _line(drafts) if is_quick else (0.0, median(s / k for k, s in drafts.items()) if drafts else 0.0)
     steps = [step for cycle in cycles for run in cycle.runs.values() for step in run]
     judged = [step.head_s / len(step.judged) for step in steps if step.judged and pair.head is not None]
-    switches = [cycle.switch for cycle in cycles if cycle.switches and 1 in cycle.runs]
-    costs = Costs(
+    return Costs(
         draft_s=draft_s,
         passes=_smooth({k + 1: typical(_pass_s, k) for k in lengths}),
         head_s=median(judged) if judged else 0.0,
         start_s=start_s,
+        switch_s=level * min(max(0.0, _switch(cycles)), MAX_SWITCH),
         other_s=median(step.other_s for step in steps),
         read_along=pair.target.share_of(pair.draft) if isinstance(pair.target, ReadsBoth) else 0.0,
     )
-    switch_s = level * median(switches) if switches else 0.0
-    return replace(costs, switch_s=min(max(0.0, switch_s), MAX_SWITCH * costs.verify_s(1)))
+
+
+def _switch(cycles: list[Cycle]) -> float:
+    """Passes that a switch takes over the same steps in runs of their like, by the median of each place: sums have pauses."""
+    whole = [c for c in cycles if len(c.switches) == SWITCHES * (NUM_PLAIN + NUM_DRAFTED) and 1 in c.runs]
+    if not whole:
+        return 0.0
+    took = [np.reshape([*map(_seconds, c.switches)], (SWITCHES, -1)) / c.plain_s for c in whole]
+    alone, one = (median(median(map(_seconds, c.runs[k])) / c.plain_s for c in whole) for k in (0, 1))
+    return float(np.median(np.concatenate(took), axis=0).sum() - NUM_PLAIN * alone - NUM_DRAFTED * one)
 
 
 def _pass_s(step: Step) -> float:
