@@ -61,7 +61,7 @@ def table(found: dict[str, Any], title: str) -> str:
     told = (
         f"{found['machine']['cpu']}, {plan['threads']} threads, {found['date']}. Means over GSM8K, HumanEval and Alpaca, "
         f"{plan['prompts']} unseen prompts each ({plan['other_prompts']} for the others), up to {plan['tokens']} tokens, "
-        "reading the prompt included; of settings the best on these prompts. -: not lossless (vLLM's issue 55005; "
+        "reading the prompt included; the best setting of each, chosen on these prompts. -: not lossless (vLLM's issue 55005; "
         "OpenVINO accepts what the target would not say)."
     )
     return "\n".join([*lines, "", *textwrap.wrap(told, 132)])
