@@ -14,16 +14,7 @@ from distributions import random_head
 
 from specdecpp import lab
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
-from specdecpp.policies import (
-    CostAware,
-    CumulativeConfidence,
-    DraftSoFar,
-    Entropy,
-    Fixed,
-    MaxConfidence,
-    Policy,
-    SpecDecPP,
-)
+from specdecpp.policies import CostAware, CumulativeConfidence, DraftSoFar, Entropy, Fixed, MaxConfidence, Policy, SpecDecPP
 from specdecpp.verify import verifications
 
 VERIFICATIONS = {

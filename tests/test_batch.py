@@ -180,4 +180,5 @@ def test_a_share_of_what_steps_take_together() -> None:
     assert (share.draft_s, share.start_s, share.switch_s) == pytest.approx((0.2 * 1.2 / 2, 0.05, 0.2))
     own = Costs(draft_s=0.2, passes={1: 1.0, 2: 1.2, 3: 1.4}, other_s=0.4).shared(2)
     assert own.pass_s(1) == pytest.approx((1.2 - 0.4) / 2 + 0.4)
-    assert own.added_s(0) == pytest.approx(share.draft_s + share.pass_s(2) - share.pass_s(1))
+    assert own.start_s == pytest.approx(0.2), "each has its own work with drafting, too"
+    assert own.added_s(1) == pytest.approx(share.added_s(1))

@@ -297,5 +297,9 @@ def test_a_beginning_must_be_worth_what_has_to_be_read():
     assert [begins(poor, num) for num in (1, 200, 2000)] == [True, False, False]
     assert expected_gain(0.3, 0.0) == 0.3
     assert expected_gain(-0.1, 0.2) == pytest.approx(0.0396, abs=1e-3)
+    assert begins(good, 400)
+    past["num_tokens"] = 45.0
+    assert not begins(good, 400), "answers end before it has paid"
+    past["num_tokens"] = 900.0
     running = replace(begun(good, 200), num_running=9)
     assert policy.rule(running, costs).least[0] <= 1, "what was read is paid for"

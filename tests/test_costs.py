@@ -4,6 +4,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from distributions import outcome
 
 from specdecpp import Decoder, Fixed, Pair, load_pair
 from specdecpp.costs import CostClock, chain_tokens, measuring
-from specdecpp.costs.clock import COUPLING, LONG_WARM_UP, MEMORY, PAUSE, QUICK_S, WAIT, WARM_UP
+from specdecpp.costs.clock import COUPLING, FIRST, LONG_WARM_UP, MEMORY, PAUSE, QUICK_S, WAIT, WARM_UP
 from specdecpp.costs.curve import is_switch
 from specdecpp.lab import ArgmaxLength
 from specdecpp.metrics import Step
-from specdecpp.policies import Costs, CumulativeConfidence
+from specdecpp.policies import CostAware, Costs, CumulativeConfidence
 from specdecpp.testing import TableModel, tiny_tokenizer
 
 CURVE = Costs(draft_s=0.5, passes={1: 1.0, 3: 2.0, 5: 2.5})
@@ -80,9 +81,10 @@ def test_the_best_length_is_the_best_of_all(acceptance: float, c: float):
 
 def moved(costs: Costs, *steps: Step) -> Costs:
     """The means after these steps, at once."""
-    clock = CostClock(now=costs)
-    for one in steps:
-        clock.update(one)
+    clock, alike = CostClock(now=costs), 0
+    for i, one in enumerate(steps):
+        alike = alike + 1 if i and (one.num_drafted > 0) is (steps[i - 1].num_drafted > 0) else 0
+        clock.update(one, num_before=i, num_alike=alike)
     return clock._found()
 
 
@@ -107,7 +109,7 @@ def test_how_steps_of_many_rise_is_found_out(num_together: int):
     use."""
     costs, dice = Costs(draft_s=0.1, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0}), random.Random(1)
     clock, of_some = CostClock(now=costs), costs.shared(num_together)
-    for _ in range(1200):
+    for _ in range(3000):
         num, near = dice.choice((1, 2, 2, 3)), dice.gauss(1, 0.1)
         pass_s = of_some.pass_s(2) + 2 * (of_some.pass_s(num + 1) - of_some.pass_s(2))
         one = outcome(num, 1, draft_s=num * 5 * of_some.draft_s, verify_s=near * pass_s)
@@ -118,7 +120,29 @@ def test_how_steps_of_many_rise_is_found_out(num_together: int):
         assert now.draft_s == pytest.approx(5 * before.draft_s, rel=0.15)
     assert clock.now is costs, "steps of many mislead nobody about one alone"
     assert clock.shared(4) is clock.shared(4)
-    assert clock.shared(8) == costs.shared(8)
+    assert replace(clock.shared(8), is_new_load=False) == costs.shared(8)
+
+
+def test_at_a_new_load_the_target_alone_goes_first():
+    """Catches a batch that drafts at once and for ever because nobody has timed the target alone there, one that learns from
+    the cold steps behind its prompts, shares of one step that count as steps, and the reading of prompts as time of drafting."""
+    for unit_s, num_cold in ((QUICK_S / 2, LONG_WARM_UP), (2 * QUICK_S, 0)):
+        clock = CostClock(now=(costs := Costs(draft_s=unit_s / 2, passes={1: unit_s, 3: 2 * unit_s})))
+        before, near, one = (
+            costs.shared(4),
+            [*range(num_cold + FIRST)],
+            outcome(0, 0, verify_s=1.5 * costs.shared(4).verify_s(1)),
+        )
+        for i in (i for i in near for _ in range(4)):
+            assert clock.shared(4) == replace(before, is_new_load=True), "cold steps teach nothing"
+            assert CostAware().rule(CostAware().start(), clock.shared(4)).threshold(0) > 1
+            clock.update(replace(one, costs=clock.shared(4)), num_before=i, num_alike=i)
+        now, late = clock.shared(4), outcome(2, 1, draft_s=99 * unit_s, verify_s=before.verify_s(3))
+        assert (now.is_new_load, now.verify_s(1)) == (False, pytest.approx(1.5 * before.verify_s(1), rel=0.05))
+        assert before.draft_s < now.draft_s < 1.5 * before.draft_s, "what slows the target slows the draft"
+        for i in range(99 * WARM_UP):
+            clock.update(replace(late, costs=now), num_before=99, num_alike=i % WARM_UP)
+        assert clock.shared(4) is now
 
 
 @pytest.mark.parametrize(
@@ -184,8 +208,8 @@ def test_steps_next_to_a_switch_and_pauses_are_no_measurement():
     assert moved(CURVE, plain, *[slow] * WARM_UP) == moved(CURVE, plain)
     assert moved(CURVE, plain, *[slow] * (WARM_UP + 1)).step_s(2) > CURVE.step_s(2)
     copying = CostClock(now=CURVE, is_copying=True)
-    for one in (plain, slow):
-        copying.update(one)
+    for i, one in enumerate((plain, slow)):
+        copying.update(one, num_before=i, num_alike=0)
     assert copying._found().step_s(2) > CURVE.step_s(2), "no model has driven another from the caches"
     after = moved(CURVE, *[drafted] * 100, outcome(2, 1, draft_s=1000.0, verify_s=1000.0))
     assert 3.0 < after.step_s(2) < 3.0 * (1 + 2 * MEMORY * (PAUSE - 1))
@@ -199,15 +223,16 @@ def test_the_first_steps_of_an_answer_are_no_measurement_of_quick_models(monkeyp
         clock, slow = CostClock(now=costs), [outcome(k, k // 2, draft_s=k * unit_s, verify_s=4 * unit_s) for k in (0, 2)]
         for i in range(num + 1):
             times.append(clock._found().step_s(2))
-            clock.update(slow[i > 0], is_first=i == 0)
+            clock.update(slow[i > 0], num_before=i)
         assert {*times} == {costs.step_s(2)} < {*times, clock._found().step_s(2)}
-    seen: list[bool] = []
-    monkeypatch.setattr(CostClock, "update", lambda self, outcome, *, is_first: seen.append(is_first))
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(CostClock, "update", lambda self, outcome, **near: seen.append((near["num_before"], near["num_alike"])))
     target, draft = (TableModel.random(vocab_size=8, depth=1, seed=seed) for seed in (6, 7))
     decoder = Decoder(Pair(target=target, draft=draft, tokenizer=tiny_tokenizer(8)), costs=CURVE)
     for _ in range(2):
-        num = len(decoder.generate([1, 2], max_tokens=9, ignore_eos=True).steps)
-        assert seen[-num:] == [True] + [False] * (num - 1)
+        drafts = [one.num_drafted > 0 for one in decoder.generate([1, 2], max_tokens=99, ignore_eos=True).steps]
+        alike = [len([*takewhile(lambda one: one is drafts[i], reversed(drafts[:i]))]) for i in range(len(drafts))]  # noqa: B023
+        assert seen[-len(drafts) :] == [*enumerate(alike)]
 
 
 def test_costs_are_the_same_object_while_steps_are_as_expected():

@@ -16,15 +16,7 @@ from hypothesis import strategies as st
 
 from specdecpp.costs import Costs
 from specdecpp.lab import mdp
-from specdecpp.lab.mdp import (
-    Lattice,
-    Process,
-    StepTally,
-    fixed,
-    hindsight,
-    optimum,
-    threshold,
-)
+from specdecpp.lab.mdp import Lattice, Process, StepTally, fixed, hindsight, optimum, threshold
 from specdecpp.policies import Policy
 from specdecpp.testing import TableModel
 from specdecpp.verify import TokenVerification
@@ -140,9 +132,7 @@ def test_the_process_is_the_real_step(seed):
     odds = np.minimum(1, np.divide(p, q, out=np.zeros_like(p), where=q > 0))
     before = request.prompt[-1]
     process = Process(  # a state is a token with the one before it
-        start=np.eye(9)[before],
-        transition=_pairs(q),
-        acceptance=odds.reshape(-1),
+        start=np.eye(9)[before], transition=_pairs(q), acceptance=odds.reshape(-1)
     )
     lattice = Lattice.of(process, max_tokens=3)
     tally = lattice.tally(threshold(lattice, 0.55))
@@ -169,10 +159,7 @@ def _pairs(q):
     return transition.reshape(9, 9)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"start": np.ones(2)}, {"transition": np.eye(3)}, {"acceptance": np.array([0.5, 1.1])}],
-)
+@pytest.mark.parametrize("wrong", [{"start": np.ones(2)}, {"transition": np.eye(3)}, {"acceptance": np.array([0.5, 1.1])}])
 @unchecked()
 def test_a_process_that_is_none_is_refused(wrong):
     """Catches rows that do not sum to 1, which would lose mass in silence."""

@@ -15,14 +15,7 @@ from specdecpp.testing import TableModel, tiny_tokenizer
 
 pytestmark = pytest.mark.lab
 
-INNER = (
-    "none",
-    *KINDS,
-    "tree:costs",
-    "tree:2x2",
-    "auto-off:fixed:2",
-    "bandit:none|fixed:2",
-)
+INNER = ("none", *KINDS, "tree:costs", "tree:2x2", "auto-off:fixed:2", "bandit:none|fixed:2")
 NESTED = [f"{outer}:{inner}" + ("|fixed:1" if outer == "bandit" else "") for outer in WRAPPERS for inner in INNER]
 REFUSED = [spec for spec in NESTED if "tree:" in spec]
 

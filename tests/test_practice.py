@@ -135,12 +135,7 @@ def test_practice_is_kept_as_it_was() -> None:
     steps = tuple(Practised(1, (0.8,) * k, (0.5, 0.4)) for k in (2, 4))
     practice = Practice(greedy=steps, sampled=steps[:1], judge="q")
     assert Practice.parse(json.loads(json.dumps(practice.to_json()))) == practice
-    for bad in (
-        None,
-        {},
-        {"greedy": [], "sampled": [[2, [0.5], []]], "judge": "q"},
-        {"greedy": 3, "sampled": [], "judge": ""},
-    ):
+    for bad in (None, {}, {"greedy": [], "sampled": [[2, [0.5], []]], "judge": "q"}, {"greedy": 3, "sampled": [], "judge": ""}):
         with pytest.raises((ValueError, KeyError, TypeError)):
             Practice.parse(bad)
     assert practice.past(CostAware(), COSTS, is_greedy=True) is not None

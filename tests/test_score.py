@@ -117,7 +117,7 @@ def test_drafting_comes_back_when_it_pays() -> None:
 
 def test_a_draft_that_is_off_reads_nothing_and_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a prompt that a draft reads for nothing, and draft tokens from a draft that has missed a part of the context."""
-    monkeypatch.setattr(cost_aware, "CREDIT", 0)  # else it may look at once
+    monkeypatch.setattr(cost_aware, "CREDIT", 1)  # else it may look at once
     costs = Costs.relative(0.9)
     alone = Decoder(pair(), policy=Fixed(k=0)).generate([1, 2, 3, 4], max_tokens=60, temperature=0, ignore_eos=True)
     session = Decoder(pair(), policy=CostAware(prior=0.3, regret=0.5), costs=costs).start(

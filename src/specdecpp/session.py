@@ -7,6 +7,7 @@ A session owns its two caches; several of them can share one pair, step by step 
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
+from time import perf_counter
 from typing import cast
 
 import torch
@@ -88,7 +89,7 @@ class Session:
         self.tally, self.num_together = tally, 1
         self._costs, self._experience = costs, experience
         self._detokenizer, self._kept = detokenizer, kept
-        self._num_before = 1
+        self._num_before, self._num_steps, self._num_alike, self._learning_s = 1, 0, 0, 0.0
         reads_along = isinstance(target.model, ReadsBoth) and target.model.share_of(draft.model) > 0
         self._tail = tail if isinstance(draft, Skips) and not reads_along else None
         given = Given(num_unread=min(len(prompt), self._tail or len(prompt)), is_greedy=sampling.is_greedy)
@@ -222,14 +223,15 @@ class Session:
         return tuple(pieces)
 
     def learn(self, result: Result, pieces: tuple[Piece, ...], other_s: float) -> Step:
-        """Make the `Step` of a result; the policy and the clock learn from it."""
-        costs, num = self.costs, result.num_drafted
+        """Make the `Step` of a result; the policy and the clock learn from it, which is part of the time of the next step."""
+        started, costs, num = perf_counter(), self.costs, result.num_drafted
         num_accepted = sum(p.origin == "accepted" for p in pieces)
         num_tested = num_accepted + (pieces[-1].origin == "correction")
         expected_s = result.expected_s
         if is_chain := expected_s is None:  # not a step of an engine that a policy brings
             expected_s = 0.0 if costs is None else costs.step_s(num) + costs.switch_s * is_switch(self._num_before, num)
-            self._num_before = num
+            is_alike = self._num_steps and (num > 0) is (self._num_before > 0)
+            self._num_before, self._num_alike = num, self._num_alike + 1 if is_alike else 0
         outcome = Step(
             pieces=pieces,
             num_drafted=num,
@@ -241,7 +243,7 @@ class Session:
             draft_s=result.draft_s,
             head_s=result.head_s,
             verify_s=result.verify_s,
-            other_s=other_s,
+            other_s=other_s + self._learning_s,
             forward_s=result.forward_s,
             expected_s=expected_s,
             costs=costs,
@@ -251,13 +253,15 @@ class Session:
         )
         self._memory = self.policy.learn(self._memory, outcome)
         if isinstance(self._costs, CostClock) and is_chain:
-            self._costs.update(outcome, is_first=len(self.tokens) - len(pieces) == self.num_prompt_tokens)
+            self._costs.update(outcome, num_before=self._num_steps, num_alike=self._num_alike)
+        self._num_steps += 1
         if self.tally is not None:
             self.tally.add(outcome)
         if self.finish_reason:
             if self._experience is not None:
                 self._experience.add(self._memory)
             self.release()
+        self._learning_s = perf_counter() - started
         return outcome
 
     def _push(self, token: int) -> str:

@@ -1,5 +1,6 @@
 """Costs that follow the clock: seconds of steps, taken over only when they have moved."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ class CostClock:
     """
 
     def __init__(self, now: Costs, *, is_copying: bool = False):
-        self.now, self._measured, self._wait = now, now, FIRST
+        self.now, self._measured, self._is_copying, self._wait, self._num_updates = now, now, is_copying, FIRST, 0
         self._new: dict[int, Sums] = {}
         """Steps since `now` was last looked at, by their number of draft tokens."""
         self._plain: dict[int, Sums] = {}
@@ -55,8 +56,6 @@ class CostClock:
         """All steps without draft tokens, and with some, fading."""
         self._alone = self._others = 1.0
         """Factors by which the other passes have moved those of the target alone, and the reverse."""
-        self._has_drafted: bool | None = None
-        self._num_to_skip, self._is_copying = 0, is_copying
         self._loads: dict[int, tuple[Costs, CostClock]] = {}
         """By load: `now` at its first use, and a clock of as many requests, whose passes rise in their own way."""
         self._shared: dict[int, Costs] = {}
@@ -67,37 +66,32 @@ class CostClock:
         if num == 1:
             return self.now
         if num not in self._shared:
-            found = self.now.shared(num)
+            found, is_new = self.now.shared(num), True
             if found.load in self._loads:
                 then, clock = self._loads[found.load]
-                found = clock._costs(then.shared(num))
-            self._shared[num] = found
+                found, is_new = clock._costs(then.shared(num)), not clock._plain
+            self._shared[num] = replace(found, is_new_load=is_new)
         return self._shared[num]
 
-    def update(self, outcome: "Outcome", *, is_first: bool = False) -> None:
-        """Learn from the times of a step, the first of its answer or not: of several requests for their load, of one alone
-        unless it stands next to a switch (`Costs.switch_s`) or, of quick models, close behind the prompt."""
-        costs, (num, pass_s, draft_s) = outcome.costs, _times(outcome)
-        if costs is not None and costs.num_together > 1:
+    def update(self, outcome: "Outcome", *, num_before: int = sys.maxsize, num_alike: int = sys.maxsize) -> None:
+        """Learn from the times of a step behind so many others of its answer, of which the last so many are like it: with draft
+        tokens, or without. Of requests that share a step one is enough, for their load. Nothing is learned next to a switch
+        (`Costs.switch_s`) and, of quick models, close behind the prompt."""
+        costs, num, clock, is_quick = outcome.costs, outcome.num_drafted, self, self._measured.verify_s(1) < QUICK_S
+        is_near = num_alike < min(num_before, WARM_UP if num else LONG_WARM_UP) and not self._is_copying
+        num_together, self._num_updates = costs.num_together if costs else 1, self._num_updates + 1
+        if is_near or (is_quick and num_before < LONG_WARM_UP) or self._num_updates % num_together:
+            return
+        _, pass_s, draft_s = _times(outcome)
+        if costs is not None and num_together > 1:
             load = costs.load
             if load not in self._loads:
                 self._loads[load] = self.now, CostClock(self.now.shared(load))
             then, clock = self._loads[load]
-            if costs.num_together < load:  # the clock is that of as many as the load has at most
-                pass_s *= clock._measured.pass_s(num + 1) / then.shared(costs.num_together).pass_s(num + 1)
-                draft_s *= costs.num_together / load
-            if clock._add(num, pass_s, draft_s):
-                self._shared = {}
-            return
-        if self._has_drafted is not (num > 0):
-            if self._has_drafted is not None and not self._is_copying:
-                self._num_to_skip = max(self._num_to_skip, WARM_UP if num else LONG_WARM_UP)
-            self._has_drafted = num > 0
-        if is_first and self._measured.verify_s(1) < QUICK_S:
-            self._num_to_skip = LONG_WARM_UP
-        if self._num_to_skip:
-            self._num_to_skip -= 1
-        elif self._add(num, pass_s, draft_s):
+            if num_together < load:  # the clock is that of as many as the load has at most
+                pass_s *= clock._measured.pass_s(num + 1) / then.shared(num_together).pass_s(num + 1)
+                draft_s *= num_together / load
+        if clock._add(num, pass_s, draft_s):
             self._shared = {}
 
     def correct_by(self, outcomes: Iterable["Outcome"]) -> None:
@@ -148,7 +142,7 @@ class CostClock:
         if drafted and not self._plain:
             passes[1] = min(passes[1], passes[2])  # none takes longer
         steps, measured = [(num, k, s) for k, (num, _, s) in drafted.items()], self._measured
-        start_s, draft_s = _line(steps, measured.start_s, measured.draft_s)
+        start_s, draft_s = _line(steps, self._others * measured.start_s, self._others * measured.draft_s)
         share = measured.num_together / base.num_together
         return replace(base, draft_s=share * draft_s, start_s=share * start_s, passes=passes)
 

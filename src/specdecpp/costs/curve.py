@@ -39,7 +39,7 @@ class Costs:
     head_s: float = 0.0
     """Seconds that a head's judgement adds to a draft token, for rules that ask one (`policies.head.costs_for`)."""
     start_s: float = 0.0
-    """Further seconds of the first draft token of a step, with the processor's caches as the target left them."""
+    """Further seconds of the first draft token of a step: the caches are as the target left them, each request has its work."""
     switch_s: float = 0.0
     """Further seconds of the first step with draft tokens after plain steps, and of the plain steps after it."""
     other_s: float = 0.0
@@ -48,6 +48,8 @@ class Costs:
     """Share of the draft's work on a prompt that the target's pass over it does (`backends.ReadsBoth`)."""
     num_together: int = 1
     """Requests that take the steps together; the seconds are one's share (`shared`)."""
+    is_new_load: bool = False
+    """True while the target alone has not been timed with so many requests at once (`clock.CostClock`)."""
 
     def __post_init__(self) -> None:
         figures, widths = [getattr(self, name) for name in _FIGURES], sorted(self.passes)
@@ -105,7 +107,7 @@ class Costs:
     @lru_cache(maxsize=256)  # noqa: B019 (a value, which others hold too)
     def shared(self, num: int) -> "Costs":
         """A request's share of what steps take where `num` requests take them together, all alike: their rows are in one pass,
-        and each has its own `other_s`.
+        and each has its own `other_s`, in drafting once more.
 
         >>> Costs(draft_s=0.2, passes={1: 1.0, 2: 1.1}).shared(2).verify_s(1)
         0.55
@@ -115,7 +117,7 @@ class Costs:
             self,
             draft_s=self.draft_pass_s(num) / num,
             passes={n: self.pass_s(n * num) / num + own_s for n in (1, 2, 3, 5, 9, 17)},
-            start_s=self.start_s / num,
+            start_s=self.start_s / num + own_s,
             switch_s=self.switch_s / num,
             num_together=num,
         )

@@ -51,8 +51,8 @@ TRIAL = 4
 """Steps of a trial of drafting, where it is not expected to pay."""
 CREDIT = 500
 """Tokens that a pair is taken to have made before its first request: what may be lost over them may be lost at once."""
-PAYBACK_STEPS = 64
-"""Drafting begins only if its expected gain over this many steps covers the reading and the switch."""
+USUAL = 100
+"""Tokens of an answer, as which `CREDIT` counts. An answer may end at any token, so the mean length is always still to come."""
 MORE_THAN = 1 + 2**-50
 """Rules go on at a threshold itself, and this one only above it: its thresholds are multiplied by this."""
 NO_DRAFT_TOKEN = Rule(Evidence.SURVIVAL, (math.inf,), words="drafting does not pay")
@@ -123,7 +123,7 @@ class CostAware(HeadPolicy):
 
     def _rule(self, memory: Account, costs: Costs) -> Rule:
         mean, rho = self.mean_acceptance(memory), self.rate(memory, costs)
-        if not mean > 0 or not self._drafts(memory, costs):
+        if not mean > 0 or costs.is_new_load or not self._drafts(memory, costs):
             return NO_DRAFT_TOKEN
         each = prices_of_more(costs, self.max_tokens, mean)
         # The product of a head that lags lacks the last draft token: S is taken to be the product times m.
@@ -132,23 +132,23 @@ class CostAware(HeadPolicy):
 
     def _drafts(self, memory: Account, costs: Costs) -> bool:
         """Tell whether the coming step has a draft token: where drafting may pay, in a trial, and where a trial may begin."""
-        mean, most = self.gain(memory, costs)
+        past, (mean, most) = memory.past, self.gain(memory, costs)
         if memory.num_running:
             return most >= 0 or memory.num_running < TRIAL
         target_s, begin_s = costs.verify_s(1), costs.switch_s + reading_s(costs, memory)
-        if most >= 0 and PAYBACK_STEPS * expected_gain(mean, (most - mean) / OPTIMISM) * target_s >= begin_s:
+        num_steps = (CREDIT + past.num_tokens) / (CREDIT / USUAL + past.num_requests) / (1 + self._expected_acceptance(memory))
+        if most >= 0 and num_steps * expected_gain(mean, (most - mean) / OPTIMISM) * target_s >= begin_s:
             return True
         if target_s < QUICK_S and memory.num_tokens < LONG_WARM_UP:
             return False  # the clock learns nothing from a trial there
-        loss_s = begin_s + TRIAL * max(0.0, -mean) * target_s
-        num_tokens = CREDIT + memory.past.num_tokens + memory.num_tokens
-        return memory.past.lost + memory.lost + loss_s / target_s < self.regret * num_tokens
+        loss = begin_s / target_s + TRIAL * max(0.0, -mean)
+        num_tokens = CREDIT + past.num_tokens + costs.load * memory.num_tokens
+        return past.lost + costs.load * (memory.lost + loss) < self.regret * num_tokens  # those beside it do the same
 
     def best_prefix(self, memory: Account, estimates: Sequence[float], costs: Costs) -> int:
         """The number of the first draft tokens that bring the most beyond what their time would bring at the rate achieved.
 
-        For copies: all of them are known, so the whole is weighed and not each next one; what does not pay has cost nothing.
-        `estimates` are their chances of acceptance.
+        For copies: all of them are known, so the whole is weighed; `estimates` are their chances of acceptance.
         """
         rho, tokens, best, most = self.rate(memory, costs), 0.0, 0, 0.0
         for num, survival in enumerate(survivals(memory.belief.score, estimates), 1):
