@@ -125,7 +125,7 @@ def test_how_steps_of_many_rise_is_found_out(num_together: int):
 
 def test_at_a_new_load_the_target_alone_goes_first():
     """Catches a batch that drafts at once and for ever because nobody has timed the target alone there, one that learns from
-    the cold steps behind its prompts, shares of one step that count as steps, and the reading of prompts as time of drafting."""
+    the cold steps behind its prompts, shares of one step that count as steps, and the reading of prompts as drafting."""
     for unit_s, num_cold in ((QUICK_S / 2, LONG_WARM_UP), (2 * QUICK_S, 0)):
         clock = CostClock(now=(costs := Costs(draft_s=unit_s / 2, passes={1: unit_s, 3: 2 * unit_s})))
         before, near, one = (
