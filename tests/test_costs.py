@@ -139,7 +139,7 @@ def test_at_a_new_load_the_target_alone_goes_first():
             clock.update(replace(one, costs=clock.shared(4)), num_before=i, num_alike=i)
         now, late = clock.shared(4), outcome(2, 1, draft_s=99 * unit_s, verify_s=before.verify_s(3))
         assert (now.is_new_load, now.verify_s(1)) == (False, pytest.approx(1.5 * before.verify_s(1), rel=0.05))
-        assert before.draft_s < now.draft_s < 1.5 * before.draft_s, "what slows the target slows the draft"
+        assert 1.1 * before.draft_s < now.draft_s < 1.5 * before.draft_s, "what slows the target slows the draft"
         for i in range(99 * WARM_UP):
             clock.update(replace(late, costs=now), num_before=99, num_alike=i % WARM_UP)
         assert clock.shared(4) is now

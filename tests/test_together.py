@@ -1,5 +1,6 @@
 """Requests that share passes on a device, by the same code on a CPU in float32."""
 
+import time
 from typing import Any
 
 import pytest
@@ -140,11 +141,13 @@ def test_what_fails_in_a_shared_pass_is_run_alone(monkeypatch: pytest.MonkeyPatc
     assert len(calls) > 8
 
 
-def test_seconds_are_shared(pair: Pair) -> None:
-    """Catches a request that pays for all, and policies that weigh costs without knowing of the others."""
+def test_seconds_are_shared(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a request that pays for all, policies that weigh costs without knowing of others, and learning that is free."""
     decoder = Decoder(pair, policy=CostAware())
     with unchecked():
         outputs = decoder.generate_all(PROMPTS[:3], max_tokens=20, ignore_eos=True)
     steps = [one for output in outputs for one in output.steps]
     assert all(one.verify_s > 0 for one in steps)
     assert any(one.costs is not None and one.costs.num_together == 3 for one in steps)
+    monkeypatch.setattr(CostAware, "learn", lambda self, memory, outcome: time.sleep(0.01) or memory)
+    assert all(one.other_s >= 0.01 for one in decoder.generate(PROMPTS[0], max_tokens=20, ignore_eos=True).steps[1:])
