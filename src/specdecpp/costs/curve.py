@@ -39,7 +39,7 @@ class Costs:
     head_s: float = 0.0
     """Seconds that a head's judgement adds to a draft token, for rules that ask one (`policies.head.costs_for`)."""
     start_s: float = 0.0
-    """Further seconds of the first draft token of a step: the caches are as the target left them, each request has its work."""
+    """Further seconds of the first draft token of a step: cold caches and, of requests that share passes, each one's work."""
     switch_s: float = 0.0
     """Further seconds of the first step with draft tokens after plain steps, and of the plain steps after it."""
     other_s: float = 0.0

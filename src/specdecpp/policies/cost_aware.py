@@ -52,7 +52,7 @@ TRIAL = 4
 CREDIT = 500
 """Tokens that a pair is taken to have made before its first request: what may be lost over them may be lost at once."""
 USUAL = 100
-"""Tokens of an answer, as which `CREDIT` counts. An answer may end at any token, so the mean length is always still to come."""
+"""Tokens of an answer before any is known. An answer may end at any token, so the mean length is always still to come."""
 MORE_THAN = 1 + 2**-50
 """Rules go on at a threshold itself, and this one only above it: its thresholds are multiplied by this."""
 NO_DRAFT_TOKEN = Rule(Evidence.SURVIVAL, (math.inf,), words="drafting does not pay")
