@@ -77,14 +77,12 @@ class CostClock:
         """Learn from the times of a step behind so many others of its answer, of which the last so many are like it: with draft
         tokens, or without. Of requests that share a step one is enough, for their load. Nothing is learned next to a switch
         (`Costs.switch_s`) and, of quick models, close behind the prompt."""
-        costs, num, clock = outcome.costs, outcome.num_drafted, self
+        (num, pass_s, draft_s), costs, clock = _times(outcome), outcome.costs, self
         num_together, self._num_updates = costs.num_together if costs else 1, self._num_updates + 1
-        if self._num_updates % num_together:
+        if self._num_updates % num_together or (num_before < LONG_WARM_UP and self._measured.verify_s(1) < QUICK_S):
             return
-        is_near = num_alike < min(num_before, WARM_UP if num else LONG_WARM_UP) and not self._is_copying
-        if is_near or (num_before < LONG_WARM_UP and self._measured.verify_s(1) < QUICK_S):
+        if num_alike < min(num_before, WARM_UP if num else LONG_WARM_UP) and not self._is_copying:
             return
-        _, pass_s, draft_s = _times(outcome)
         if costs is not None and num_together > 1:
             load = costs.load
             if load not in self._loads:
