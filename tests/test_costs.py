@@ -275,10 +275,19 @@ def test_models_are_measured_at_widths_that_suit_their_speed(pair: Pair, home: P
     costs = measuring.measure(pair, budget_s=math.inf)
     assert list(costs.passes) == [k + 1 for k in measuring.LENGTHS]
     assert costs.draft_s > 0
-    assert list(measuring.measure(pair, budget_s=0.0).passes) == [1, 2, 5, 9]
+    assert list(measuring.measure(pair, budget_s=0.0).passes) == [1, 2, 5, 9, measuring.WIDE]
     cycles, _ = measuring.timed(pair, 0.0)
     assert [{k: len(turn) for k, turn in cycle.runs.items()} for cycle in cycles] == [{0: 2, 1: 2, 4: 2, 8: 1}] * 2
     assert not home.exists(), "measuring alone writes nothing"
+
+
+def test_several_requests_are_forecast_by_a_pass_as_wide_as_theirs(pair: Pair):
+    """Catches a line through narrow passes, by which eight requests of a real pair always drafted, and a pass that was timed on
+    a slower machine than the others."""
+    runs = {k: [outcome(k, 0, draft_s=0.3 * k, verify_s=1.0 + 0.05 * k)] * 2 for k in (0, 1, 4, 8)}
+    slower = {k: [replace(step, verify_s=2 * step.verify_s) for step in run] for k, run in runs.items()}
+    cycles = [measuring.Cycle(runs, wide_s=2.6), measuring.Cycle(slower, wide_s=5.2), measuring.Cycle(runs, wide_s=2.6)]
+    assert 8 * measuring.costs_of(pair, cycles).shared(8).pass_s(2) == pytest.approx(2.45)
 
 
 def test_turns_that_share_a_cache_begin_behind_the_same_context(pair: Pair):

@@ -10,7 +10,7 @@ from distributions import unchecked
 
 from specdecpp import Decoder, Pair, decoder, scheduler, step
 from specdecpp.costs import chain_tokens, measuring
-from specdecpp.costs.clock import differ, shares
+from specdecpp.costs.clock import differ
 from specdecpp.policies import Costs
 from specdecpp.sampling import streams
 from specdecpp.testing import TableModel, tiny_tokenizer
@@ -87,7 +87,7 @@ def test_wrong_costs_heal_within_a_request(
         assert made.costs == wrong, "a request with a seed goes on to see what was kept"
         later = Decoder(replace(pair))
     assert later.costs is not None
-    assert not differ(shares(later.costs), shares(true)), "the next process knows better, with a seed too"
+    assert not differ(later.costs, true), "the next process knows better, with a seed too"
 
 
 def test_right_costs_are_kept_for_a_seed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

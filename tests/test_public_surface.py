@@ -20,15 +20,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 # Everything else is online. Testing is neither: it serves both and the tests.
-FLOORS = (
-    ("replay",),
-    ("training",),
-    ("bench",),
-    ("report",),
-    ("distillation", "serving", "integrations"),
-    ("cli",),
-    ("lab",),
-)
+FLOORS = (("replay",), ("training",), ("bench",), ("report",), ("distillation", "serving", "integrations"), ("cli",), ("lab",))
 """Of what is offline: a door leads down, or to the same room."""
 OFFLINE = tuple(room for floor in FLOORS for room in floor)
 # Those of pyproject.toml's dependencies, by the names they are imported by; extras are everything else.

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from policies_list import VERIFICATIONS
 
 from specdecpp.testing import Enumerator
-from specdecpp.verify import (
-    GreedyVerification,
-    block_acceptance,
-    residual,
-    token_acceptance,
-)
+from specdecpp.verify import GreedyVerification, block_acceptance, residual, token_acceptance
 
 MOST_CANDIDATES = {2: 3, 3: 3, 4: 2, 5: 2, 6: 2}  # what an enumeration can walk in a moment, by vocabulary
 

@@ -69,13 +69,9 @@ class Session:
         tally: RequestTally | None = None,
         grammar: Matcher | None = None,
     ):
+        is_greedy, has_costs, has_grammar = sampling.is_greedy, costs is not None, grammar is not None
         check_request(
-            policy,
-            verification,
-            is_greedy=sampling.is_greedy,
-            has_costs=costs is not None,
-            lossless=lossless,
-            has_grammar=grammar is not None,
+            policy, verification, is_greedy=is_greedy, has_costs=has_costs, lossless=lossless, has_grammar=has_grammar
         )
         _check_prompt(prompt, max_tokens=max_tokens, max_length=target.max_length)
         self.target, self.draft = target, draft

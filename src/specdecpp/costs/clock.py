@@ -1,7 +1,7 @@
 """Costs that follow the clock: seconds of steps, taken over only when they have moved."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -193,11 +193,8 @@ def _times(outcome: "Outcome") -> tuple[int, float, float]:
     return outcome.num_drafted, outcome.verify_s + outcome.other_s, outcome.draft_s + outcome.head_s
 
 
-def differ(before: Sequence[float], now: Sequence[float]) -> bool:
-    """True where one of these `shares` differs from the other by a factor of `WRONG`."""
-    return any(not 1 / WRONG <= a / b <= WRONG for a, b in zip(before, now, strict=True))
-
-
-def shares(costs: Costs) -> list[float]:
-    """Steps of one, two and four draft tokens, in passes of the target alone, which a slower machine leaves as they are."""
-    return [costs.step_s(k) / costs.verify_s(1) for k in (1, 2, 4)]
+def differ(before: Costs, now: Costs) -> bool:
+    """True where a step of one, two or four draft tokens differs by a factor of `WRONG`, in passes of the target alone: those a
+    slower machine leaves as they are."""
+    steps = ([costs.step_s(k) / costs.verify_s(1) for k in (1, 2, 4)] for costs in (before, now))
+    return any(not 1 / WRONG <= a / b <= WRONG for a, b in zip(*steps, strict=True))

@@ -25,7 +25,7 @@ import numpy as np
 
 from specdecpp import cache_dir
 from specdecpp.backends import Cache, Draws, ReadsBoth
-from specdecpp.costs.clock import differ, shares
+from specdecpp.costs.clock import differ
 from specdecpp.costs.practice import Practice, Practised, judge_name, texts
 from specdecpp.drafters import SuffixDrafter
 from specdecpp.drafters.suffix import Match
@@ -38,7 +38,7 @@ from specdecpp.sampling import Sampling, asked, streams
 from specdecpp.session import Session, Step
 from specdecpp.verify import TokenVerification, verification_for
 
-METHOD = 22
+METHOD = 23
 """Counts up when the figures of an earlier way of measuring should no longer be believed."""
 BUDGET_S, CONTEXT = 2.5, 96
 """Seconds that a measurement takes, and tokens before its steps."""
@@ -56,6 +56,8 @@ MAX_SWITCH = 3
 out as six, and requests without a seed then never began to draft."""
 SLOW_PRACTICE, QUICK_PRACTICE = (0, 0, 1, 4, 8, 1, 4), (4,) * 8
 """Lengths of the steps that answer a prompt of practice, of slow models and of others."""
+WIDE = 17
+"""Positions of one more pass of slow models, as several requests share it: a line through narrower passes says too little."""
 PRACTICE_SHARE = 0.3
 """Share of the budget for practice where cycles follow."""
 CHECK, SLOW_CHECK, SLOW_S = (16, 6, 4), (4, 2, 1), 0.01
@@ -88,7 +90,7 @@ def known(pair: Pair) -> Known:
     try:
         costs, now, practice = Costs.parse(kept), Costs.parse(kept["now"]), Practice.parse(kept["practice"])
         is_steady = kept.get("is_steady") is not False
-        is_changed = differ(shares(costs), shares(now))
+        is_changed = differ(costs, now)
         found = Known(costs=now if is_changed else costs, now=now, practice=practice, is_new=False, is_steady=is_steady)
     except (ValueError, KeyError, TypeError):  # there are none, or of another version, or damaged
         cycles, practice = timed(pair, BUDGET_S)
@@ -151,6 +153,8 @@ class Cycle:
     """By their number of draft tokens, without the first half of each run: it finds other things in the caches."""
     switches: list[Step] = field(default_factory=list)
     """`NUM_PLAIN` steps without and `NUM_DRAFTED` with one draft token, several times; none of slow models and of copies."""
+    wide_s: float = 0.0
+    """Seconds of a pass over `WIDE` positions; 0 where it was not measured."""
 
     @property
     def plain_s(self) -> float:
@@ -165,8 +169,7 @@ def timed(pair: Pair, budget_s: float) -> tuple[list[Cycle], Practice]:
     if not is_slow:
         _, practice = _practised(pair, caches, QUICK_PRACTICE, PRACTICE_SHARE * budget_s)
         return _cycles(pair, caches, budget_s - (perf_counter() - started)), practice
-    answers, practice = _practised(pair, caches, SLOW_PRACTICE, budget_s)
-    cycles = [Cycle({k: [step for step in steps if step.num_drafted == k] for k in SLOW_PRACTICE}) for steps in answers]
+    cycles, practice = _practised(pair, caches, SLOW_PRACTICE, budget_s)
     whole = [cycle for cycle in cycles if all(cycle.runs.values())]
     return whole or _cycles(pair, caches, budget_s - (perf_counter() - started)), practice
 
@@ -175,6 +178,14 @@ def _least_s(pair: Pair, caches: Caches) -> float:
     """Seconds of a pass of the target alone in empty caches."""
     session = _session(pair, caches, (0,), context=2)
     return min(step.verify_s for step in _run(session, 3)) if session else math.inf
+
+
+def _wide_s(target: Cache) -> float:
+    """Seconds of a pass over `WIDE` positions at the beginning of a text."""
+    target.rollback(0)
+    started = perf_counter()
+    target.extend([0] * WIDE, rows=WIDE)[0][-1, 0].item()  # which waits for a device
+    return perf_counter() - started
 
 
 def _within(budget_s: float, *, least: int, most: int) -> Iterator[int]:
@@ -189,14 +200,14 @@ def _within(budget_s: float, *, least: int, most: int) -> Iterator[int]:
             return
 
 
-def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: float) -> tuple[list[list[Step]], Practice]:
+def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: float) -> tuple[list[Cycle], Practice]:
     """Steps of these lengths behind the prompts of practice, in turn greedy and sampled; those of the first prompt come after
     two that warm the models up. Without a tokenizer behind made-up tokens, which teach nothing but times."""
     prompts = [] if isinstance(pair.draft, SuffixDrafter) else 2 * texts(pair)
     behind = prompts or [[i % pair.target.vocab_size for i in range(16)]] * 2
     own, head = asked({}, pair.sampling), pair.default_head
     ways = Sampling(temperature=0.0), Sampling() if own.is_greedy else own
-    answers: list[list[Step]] = []
+    cycles: list[Cycle] = []
     seen: tuple[list[Practised], list[Practised]] = [], []
     for i in _within(budget_s, least=2, most=len(behind)):
         warm_up = () if i else (0, 4)
@@ -204,14 +215,15 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
         if session is None:
             break
         steps = _run(session, len(warm_up + lengths))
-        answers.append(steps[len(warm_up) :])
+        runs = {k: [step for step in steps[len(warm_up) :] if step.num_drafted == k] for k in lengths}
+        cycles.append(Cycle(runs, wide_s=_wide_s(session.target)))
         for step in steps if prompts else ():
             if {*step.tokens} & {*pair.ends}:
                 break  # what follows the end of a text is none
             if 0 < step.num_drafted == len(step.judged):  # a lagged head has not judged the last
                 seen[i % 2].append(Practised(step.num_accepted, tuple(step.judged), tuple(step.overlaps)))
     judge = judge_name(CostAware(head=head)) if head is None or head.card.is_calibrated else ""
-    return answers, Practice(greedy=tuple(seen[0]), sampled=tuple(seen[1]), judge=judge)
+    return cycles, Practice(greedy=tuple(seen[0]), sampled=tuple(seen[1]), judge=judge)
 
 
 def _cycles(pair: Pair, caches: Caches, budget_s: float) -> list[Cycle]:
@@ -240,6 +252,7 @@ def costs_of(pair: Pair, cycles: list[Cycle]) -> Costs:
         """Seconds of steps with so many draft tokens, by the median of their ratios to the plain passes beside them."""
         return level * median(median(map(seconds, c.runs[k])) / c.plain_s for c in cycles if k in c.runs)
 
+    wide = [cycle.wide_s / cycle.plain_s for cycle in cycles if cycle.wide_s]
     drafts = {k: typical(lambda step: step.draft_s, k) for k in lengths if k}
     is_quick = not {*lengths} <= {*SLOW_PRACTICE}
     start_s, draft_s = _line(drafts) if is_quick else (0.0, median(s / k for k, s in drafts.items()) if drafts else 0.0)
@@ -247,7 +260,7 @@ def costs_of(pair: Pair, cycles: list[Cycle]) -> Costs:
     judged = [step.head_s / len(step.judged) for step in steps if step.judged and pair.head is not None]
     return Costs(
         draft_s=draft_s,
-        passes=_smooth({k + 1: typical(_pass_s, k) for k in lengths}),
+        passes=_smooth({k + 1: typical(_pass_s, k) for k in lengths}) | ({WIDE: level * median(wide)} if wide else {}),
         head_s=median(judged) if judged else 0.0,
         start_s=start_s,
         switch_s=level * min(max(0.0, _switch(cycles)), MAX_SWITCH),

@@ -15,7 +15,7 @@ with a the mean acceptance. Going on is never worth less than one of these plans
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -151,7 +151,7 @@ class CostAware(HeadPolicy):
         For copies: all of them are known, so the whole is weighed; `estimates` are their chances of acceptance.
         """
         rho, tokens, best, most = self.rate(memory, costs), 0.0, 0, 0.0
-        for num, survival in enumerate(survivals(memory.belief.score, estimates), 1):
+        for num, survival in enumerate(accumulate(map(memory.belief.score, estimates), mul), 1):
             tokens += survival
             if (value := tokens - rho * (costs.step_s(num) - costs.step_s(0))) > most:
                 best, most = num, value
@@ -165,7 +165,8 @@ class CostAware(HeadPolicy):
 
     def mean_acceptance(self, memory: Account) -> float:
         """a: of the draft tokens tested so far, the prior's steps included."""
-        return memory.acceptance(self._expected_acceptance(memory), 2 * self.prior_steps)
+        prior, weight = self._expected_acceptance(memory), 2 * self.prior_steps
+        return (memory.num_accepted + weight * prior) / (memory.num_tested + weight)
 
     def gain(self, memory: Account, costs: Costs) -> tuple[float, float]:
         """(Mean, upper bound) of what a step with draft tokens brings over the target alone in its time, in tokens.
@@ -199,11 +200,6 @@ def expected_gain(mean: float, deviation: float) -> float:
         return max(0.0, mean)
     z = mean / deviation
     return mean * (1 + math.erf(z / math.sqrt(2))) / 2 + deviation * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-
-
-def survivals(score: Score, estimates: Iterable[float]) -> Iterator[float]:
-    """S_1, S_2, ...: of each draft token, the chance that it and all before it are accepted."""
-    return accumulate(map(score, estimates), mul)
 
 
 def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:

@@ -205,10 +205,6 @@ class Account:
         """The account with nothing pending."""
         return reduce(Account.after, self.pending, self)
 
-    def acceptance(self, prior: float, weight: int) -> float:
-        """Acceptance of the draft tokens tested so far; the prior counts for `weight` of them."""
-        return (self.num_accepted + weight * prior) / (self.num_tested + weight)
-
     def like(self, **changes: Any) -> "Account":
         """A copy with these fields changed."""
         after = object.__new__(type(self))  # in a third of the time of `replace`
