@@ -216,7 +216,7 @@ def _practised(pair: Pair, caches: Caches, lengths: tuple[int, ...], budget_s: f
             break
         steps = _run(session, len(warm_up + lengths))
         runs = {k: [step for step in steps[len(warm_up) :] if step.num_drafted == k] for k in lengths}
-        cycles.append(Cycle(runs, wide_s=_wide_s(session.target)))
+        cycles.append(Cycle(runs, wide_s=_wide_s(session.target) if lengths == SLOW_PRACTICE else 0.0))
         for step in steps if prompts else ():
             if {*step.tokens} & {*pair.ends}:
                 break  # what follows the end of a text is none
