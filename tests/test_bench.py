@@ -19,6 +19,7 @@ from specdecpp.bench.contestants import Contender, default_field, field_for, fix
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Results, Row, command
 from specdecpp.cli.bench import sampled
+from specdecpp.costs.measuring import Known
 from specdecpp.decoder import Decoder, Output
 from specdecpp.errors import DataError, UnsoundError
 from specdecpp.head import AcceptanceHead, Calibration, HeadCard
@@ -301,6 +302,7 @@ def test_files_and_builders_that_do_not_go_together(files: list[str], prompts: l
 @pytest.fixture(scope="module")
 def made(pair: Pair) -> Made:
     """A real run: greedy, token and block."""
+    pair.measured["known"] = Known(costs=COSTS, now=COSTS)
     texts = ["hello you", "a test", "one two", "what is it", "go on"]
     ids = [tuple(pair.tokenizer(text).input_ids) for text in texts]
     rules = [
@@ -337,6 +339,8 @@ def test_the_rows_of_a_real_run_agree_with_each_other(made: Made):
     greedy = [row for row in found if row.temperature == 0]
     assert len({row.num_tokens for row in greedy}) == 1
     assert all((row.time_shares or {})["head"] > 0 for row in found if row.role in ("specdecpp", "cost_aware"))
+    default = next(contestant for contestant in made[1][0].contestants if contestant.rule.role == "cost_aware")
+    assert made[0]._decoder(default).memory._known, "it begins without what practice has shown"
 
 
 def test_results_go_through_their_file_unchanged(made: Made, tmp_path: Path):

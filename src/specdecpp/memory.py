@@ -52,10 +52,8 @@ class Memory:
         if self._costs is None and self.policy.needs_costs:
             from specdecpp.costs.measuring import known
 
-            if "known" not in self.pair.measured:
-                self.pair.measured["known"] = known(self.pair)
-            found: Known = self.pair.measured["known"]
-            self._known, self._costs = found, costs_for(self.policy, found.costs)
+            self._known = known(self.pair)
+            self._costs = costs_for(self.policy, self._known.costs)
         return self._costs
 
     def running_costs(self) -> CostClock | None:
@@ -63,8 +61,7 @@ class Memory:
         a few steps first: where they say that drafting does not pay, nothing else would show that they are wrong."""
         if self.clock is None and self.costs is not None:
             known = self._known
-            follows = known is not None and self.remembers and known.now != known.costs
-            now = costs_for(self.policy, known.now) if known and follows else self.costs
+            now = costs_for(self.policy, known.now) if known and self.remembers else self.costs
             self.clock = CostClock(now, is_copying=isinstance(self.pair.draft, SuffixDrafter))
             if known is not None and not known.is_new and self.pair.is_identified:
                 from specdecpp.costs.measuring import check_steps

@@ -22,7 +22,7 @@ from specdecpp.decoder import Decoder, Output
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
 from specdecpp.policies import Costs, Policy
-from specdecpp.policies.head import costs_for, heads
+from specdecpp.policies.head import heads
 from specdecpp.policy_spec import label_of, spec_of
 from specdecpp.sampling import Sampling
 from specdecpp.verify import is_lossless, verifications
@@ -139,6 +139,7 @@ class Contest:
     sets: Sequence[Questions]
     plan: BenchPlan
     costs: Costs
+    """Those of this machine, for readers; a decoder finds them, and what practice has shown, as it does for users."""
 
     def __post_init__(self) -> None:
         num = max((len(rule.settings) for rule in self.rules), default=0)
@@ -227,7 +228,6 @@ class Contest:
             self.pair,
             policy=contestant.policy,
             verification=verifications()[contestant.verification],
-            costs=costs_for(contestant.policy, self.costs),
             reuses=False,  # every contestant reads the prompt
         )
 

@@ -31,7 +31,7 @@ MAX_TOKENS = 80
 def demo(
     names: PairNames,
     num: Annotated[int, typer.Option(metavar="N", min=1, max=4, help="How many of the built-in prompts, 1 to 4.")] = 4,
-    cycles: Annotated[int, typer.Option(metavar="N", min=1, help="How often all are timed.")] = 1,
+    cycles: Annotated[int, typer.Option(metavar="N", min=1, help="How often all are timed.")] = 4,
     as_json: Json = False,
 ) -> None:
     """Watch a pair decode, then compare policies.

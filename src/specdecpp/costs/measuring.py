@@ -85,7 +85,13 @@ def measured(pair: Pair) -> Costs:
 
 
 def known(pair: Pair) -> Known:
-    """Costs that an earlier process has kept of a pair, else measured now and kept."""
+    """Costs that an earlier process has kept of a pair, else measured now and kept; looked for once."""
+    found: Known = pair.measured.get("known") or _kept_or_timed(pair)
+    pair.measured["known"] = found
+    return found
+
+
+def _kept_or_timed(pair: Pair) -> Known:
     kept: Any = cache_dir.recall("costs", _about(pair)) if pair.is_identified else None
     try:
         costs, now, practice = Costs.parse(kept), Costs.parse(kept["now"]), Practice.parse(kept["practice"])
@@ -165,8 +171,7 @@ class Cycle:
 def timed(pair: Pair, budget_s: float) -> tuple[list[Cycle], Practice]:
     """Steps, timed until the budget is spent: of practice, and of models that are quick cycles of runs."""
     started, caches = perf_counter(), _caches(pair)
-    is_slow = 3 * RUN * LONG * _least_s(pair, caches) > budget_s
-    if not is_slow:
+    if 3 * RUN * LONG * _least_s(pair, caches) <= budget_s:  # quick ones
         _, practice = _practised(pair, caches, QUICK_PRACTICE, PRACTICE_SHARE * budget_s)
         return _cycles(pair, caches, budget_s - (perf_counter() - started)), practice
     cycles, practice = _practised(pair, caches, SLOW_PRACTICE, budget_s)

@@ -81,8 +81,7 @@ class RequestValidator:
 
     def prepare(self) -> None:
         """Measure what a step costs, or read it from the file of an earlier measurement, and run the models once."""
-        if "known" not in self.pair.measured:  # a request may name a policy that weighs costs
-            self.pair.measured["known"] = known(self.pair)
+        known(self.pair)  # a request may name a policy that weighs costs
         self._decoder(None, self.settings.verification).generate([0], max_tokens=4, seed=0, ignore_eos=True)
 
     async def validate(self, body: BaseRequest) -> RequestPlan:
