@@ -209,6 +209,7 @@ def written(log: Log, drafts: list[str], out: Path) -> dict[str, Any]:
     llama = [found for turn in _turns(1) if (found := _over_llama(log, turn, drafts, best))]
     found = {
         **provenance("python", "benchmarks/qwen_coder.py"),
+        **log.origin,
         "files": {part.role: {"model": part.model, "sha256": part.sha256} for part in (TARGET, DRAFT)},
         "cells": cells,
         "llama_cpp": llama,

@@ -122,6 +122,7 @@ def written(log: Log, settings: list[str], args: argparse.Namespace) -> dict[str
     alone = [row["over_best_k"][DEFAULT] for row in whole if row["set"] != MIXED]
     found = {
         **provenance("python", "benchmarks/table1.py"),
+        **log.origin,
         "files": {part.role: {"model": part.model, "sha256": part.sha256} for part in (TARGET, DRAFT)},
         "rows": rows,
         "summary": {

@@ -111,6 +111,7 @@ def test_the_plan_has_what_is_left_and_a_killed_turn_is_done_again(tmp_path: Pat
     assert [real_pair.left(log, "reference", part, PLAN)[0] for part in ("rows", "llama")] == [0, 0]
     log.agree(tokens=96)
     log.agree(tokens=96)
+    assert {*Log(path).origin} == {"date", "git"}
     with pytest.raises(ValueError, match=r"begun with {'tokens': 96}, and {'tokens': 64} is asked for. Name another folder"):
         Log(path).agree(tokens=64)
 

@@ -133,7 +133,7 @@ def main() -> None:
         try:
             engines, versions = ready(pool, folder, args)
             pair = engines["ours"].pair
-            about = provenance("python", "-m", "peers.cells") | {"versions": versions, "missing": missing}
+            about = provenance("python", "-m", "peers.cells") | log.origin | {"versions": versions, "missing": missing}
             log.add(pair=args.pair, part="sitting", setting=_sitting(others), about=about)
             answers(log, engines, others, args)
             costs = measure(pair)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from peers.provenance import provenance
 from realpair.prompts import SETS
 from specdecpp.bench.contest import interleaved
 
@@ -105,4 +106,10 @@ class Log:
                 "delete this one to measure everything anew."
             )
         if not begun:
-            self.add(pair="all", part="plan", setting="plan", plan=plan)
+            origin = {name: value for name, value in provenance().items() if name in ("date", "git")}
+            self.add(pair="all", part="plan", setting="plan", plan=plan, origin=origin)
+
+    @property
+    def origin(self) -> Record:
+        """Day and commit of the first measurement: later commands that find everything there do not make it newer."""
+        return dict(next(self.of("all", "plan"), {}).get("origin", {}))
