@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.provenance import provenance
+
 from realpair.prompts import SETS
 from specdecpp.bench.contest import interleaved
 
