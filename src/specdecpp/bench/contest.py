@@ -18,6 +18,7 @@ from specdecpp.bench.contestants import ALONE, TARGET, Contender
 from specdecpp.bench.questions import Questions
 from specdecpp.bench.results import Machine, Results, provenance_of
 from specdecpp.bench.rows import MIN_PROMPTS, Entry, rows_of
+from specdecpp.costs.measuring import measured
 from specdecpp.decoder import Decoder, Output
 from specdecpp.loading.pair import Pair
 from specdecpp.metrics import Metrics
@@ -25,7 +26,7 @@ from specdecpp.policies import Costs, Policy
 from specdecpp.policies.head import heads
 from specdecpp.policy_spec import label_of, spec_of
 from specdecpp.sampling import Sampling
-from specdecpp.verify import is_lossless, verifications
+from specdecpp.verify import check_rule, is_lossless, verifications
 
 WARM_UP_TOKENS = 4
 Key = TypeVar("Key", bound=Hashable)
@@ -138,8 +139,6 @@ class Contest:
     rules: Sequence[Contender]
     sets: Sequence[Questions]
     plan: BenchPlan
-    costs: Costs
-    """Those of this machine, for readers; a decoder finds them, and what practice has shown, as it does for users."""
 
     def __post_init__(self) -> None:
         num = max((len(rule.settings) for rule in self.rules), default=0)
@@ -150,8 +149,15 @@ class Contest:
             )
         for temperature in self.plan.temperatures:
             for verification in self.plan.verifications_at(temperature):
-                for contestant in self._contestants(verification):
-                    self._decoder(contestant)
+                for one in self._contestants(verification):
+                    check_rule(one.policy, verifications()[verification], lossless=True)
+                    for head in heads(one.policy):
+                        self.pair.check_head(head)
+
+    @property
+    def costs(self) -> Costs:
+        """Those of this machine, which decoders find by themselves, with what practice has shown."""
+        return measured(self.pair)
 
     @property
     def dev(self) -> list[Sequence[int]]:

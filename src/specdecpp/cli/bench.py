@@ -69,7 +69,6 @@ def bench(
     from specdecpp.bench import contestants, questions, replays
     from specdecpp.bench.contest import QUICK, BenchPlan, Contest
     from specdecpp.bench.results import writable
-    from specdecpp.costs.measuring import measured
     from specdecpp.policy_spec import parse_policy
 
     specs = [parse_policy(spec) for spec in policy or ()]
@@ -106,7 +105,7 @@ def bench(
     pair = names.load()
     rules = contestants.field_for(specs, [pair.head] if pair.head else [], quick=quick)
     sets = [questions.encoded(pair, of, num_dev=plan.num_dev, num_test=plan.num_test) for of in texts]
-    race(Contest(pair=pair, rules=rules, sets=sets, plan=plan, costs=measured(pair)), verify_lossless, out, as_json=as_json)
+    race(Contest(pair=pair, rules=rules, sets=sets, plan=plan), verify_lossless, out, as_json=as_json)
 
 
 def machine_of(costs: str | None) -> "Machine":

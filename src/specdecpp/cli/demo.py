@@ -45,7 +45,6 @@ def demo(
 
     from specdecpp.bench.contest import BenchPlan, Contest
     from specdecpp.bench.questions import BUILT_IN, encoded
-    from specdecpp.costs.measuring import measured
     from specdecpp.decoder import Decoder
     from specdecpp.policy_spec import as_prompt
     from specdecpp.report import render
@@ -73,7 +72,7 @@ def demo(
         answer = watched(decoder, as_prompt(pair, text), partial(render.show, out), **options)
         out.print("\n", render.tally(answer.steps), sep="\n")
     asked = encoded(pair, BUILT_IN, num_dev=plan.num_dev, num_test=plan.num_test)
-    race(Contest(pair=pair, rules=tuple(field(pair.head)), sets=[asked], plan=plan, costs=measured(pair)), as_json=as_json)
+    race(Contest(pair=pair, rules=tuple(field(pair.head)), sets=[asked], plan=plan), as_json=as_json)
 
 
 def field(head: "AcceptanceHead | None") -> "Iterator[Contender]":
