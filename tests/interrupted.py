@@ -96,11 +96,11 @@ def at_file(ending: str, number: int = 1, *, is_half: bool = False) -> Moment:
         own, calls = cache_dir.whole, 0
 
         @contextmanager
-        def torn(path: str | Path) -> Iterator[Path]:
+        def torn(path: str | Path, **how: bool) -> Iterator[Path]:
             nonlocal calls
             calls += (is_meant := str(path).endswith(ending))
             is_meant = is_meant and calls == number
-            with own(path) as part:
+            with own(path, **how) as part:
                 yield part
                 if is_meant and is_half:
                     os.truncate(part, part.stat().st_size // 2)

@@ -153,10 +153,10 @@ def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_steady: bool = True) -> None:
     """Keep figures; those of a busy machine for ten minutes, so that a seed gives the same answer meanwhile. Of one kind the
-    `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error."""
+    `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error; no request waits for a disk."""
     path = _path(kind, of)
     with suppress(OSError):
-        write(path, json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n")
+        write(path, json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n", waits=False)
         for old in sorted(path.parent.glob(f"{kind}-*.json"), key=lambda p: -p.stat().st_mtime)[MOST_OF_A_KIND:]:
             old.unlink()
 
@@ -167,8 +167,8 @@ def _path(kind: str, of: Mapping[str, Any]) -> Path:
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[Path]:
-    """A name of its own to write a file under; at the end it is on the disk and becomes `path`. After an error nothing changed.
+def whole(path: str | Path, *, waits: bool = True) -> Iterator[Path]:
+    """A name to write a file under, which becomes `path`; `waits` until that is on the disk. After an error nothing changed.
 
     Two that write the same file get two names, and the later one stays. Parts of killed writers are removed by a later writer
     of the same file, after `LEFT_S`. The folder is made where it is missing. Raises the OSError of whatever fails.
@@ -185,17 +185,19 @@ def whole(path: str | Path) -> Iterator[Path]:
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
     try:
         yield part
-        _sync(part)
+        if waits:
+            _sync(part)
         part.replace(path)
-        with suppress(OSError):  # not every file system can; the file itself is on the disk
-            _sync(path.parent)
+        if waits:
+            with suppress(OSError):  # not every file system can; the file itself is on the disk
+                _sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
 
-def write(path: str | Path, content: str | bytes) -> None:
+def write(path: str | Path, content: str | bytes, *, waits: bool = True) -> None:
     """Write a file whole or not at all (`whole`), text as UTF-8. Raises the OSError of whatever fails."""
-    with whole(path) as part:
+    with whole(path, waits=waits) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 

@@ -160,9 +160,8 @@ def label_of(policy: Policy) -> str:
 
 def as_prompt(pair: "Pair", text: str, *, chat: bool | None = None) -> "Prompt":
     """A text as a prompt: a user message where the tokenizer has a chat template, unless `chat` says otherwise."""
-    if chat is None:
-        chat = bool(getattr(pair.tokenizer, "chat_template", None))
-    return [{"role": "user", "content": text}] if chat else text
+    is_chat = bool(getattr(pair.tokenizer, "chat_template", None)) if chat is None else chat
+    return [{"role": "user", "content": text}] if is_chat else text
 
 
 def _needs_head(policy: Policy) -> bool:

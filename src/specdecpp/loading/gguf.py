@@ -175,8 +175,7 @@ class GGUF(Loadable):
         """A backend of this kind. Raises `BackendError`."""
         if kind == "llama.cpp":
             ids = None if self._unsupported else getattr(self.described.config, trimmed.KEY, None)
-            num = torch.get_num_threads()
-            return LlamaCppModel(self._file, vocab_size=vocab_size, output_ids=ids, num_threads=num)
+            return LlamaCppModel(self._file, vocab_size=vocab_size, output_ids=ids, num_threads=torch.get_num_threads())
         if BACKENDS[kind].model is NativeModel:
             more |= {"model": self.described, "stored": self.stored}
         if kind == "native-int8":

@@ -298,8 +298,7 @@ def rule_of(policy: Policy, memory: Any, costs: "Costs | None") -> Rule | None:
 @lru_cache(maxsize=256)
 def _says_its_rule(kind: type[Policy]) -> bool:
     """False where a subclass has overridden the `stop` that follows from the rule."""
-    first = next(found for found in kind.__mro__ if vars(found).keys() & {"rule", "stop"})
-    return "rule" in vars(first)
+    return "rule" in vars(next(found for found in kind.__mro__ if vars(found).keys() & {"rule", "stop"}))
 
 
 @dataclass(frozen=True, slots=True)
