@@ -153,7 +153,7 @@ def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def remember(kind: str, of: Mapping[str, Any], found: Mapping[str, Any], *, is_steady: bool = True) -> None:
     """Keep figures; those of a busy machine for ten minutes, so that a seed gives the same answer meanwhile. Of one kind the
-    `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error; no request waits for a disk."""
+    `MOST_OF_A_KIND` that were written last stay. A folder that cannot be written is no error; nothing waits for the disk."""
     path = _path(kind, of)
     with suppress(OSError):
         write(path, json.dumps({**found, "is_steady": is_steady, "of": dict(of)}, indent=1) + "\n", waits=False)
