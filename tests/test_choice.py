@@ -49,8 +49,7 @@ def loaded(folders: Folders, backend: Any = BOTH) -> Pair:
 
 
 def test_a_name_is_an_order_and_of_several_the_first_is_taken(llama: Folders, gpt2: Folders, home: Path) -> None:
-    """Catches an order that cannot be followed but is taken for a wish, and a wish that fails where one of its backends cannot
-    do it."""
+    """Catches an order that is taken for a wish, and a wish that fails where one of its backends cannot do it."""
     pair = loaded(llama, "lean")
     assert type(pair.target) is LeanModel
     assert pair.backends == "lean (as asked)"

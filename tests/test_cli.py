@@ -222,8 +222,7 @@ def test_no_prompt_is_bad_usage(pair: list[str], monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_error_of_a_run_is_one_line(pair: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Catches a prompt that is cut without a word, a search on the hub for what is plainly a folder, and a traceback after
-    Ctrl-C."""
+    """Catches a prompt that is cut without a word, a search on the hub for what is plainly a folder, and a trace at Ctrl-C."""
     assert "the prompt has 300 tokens" in refused("generate", "a" * 300, *pair, code=1)
     missing = str(folder / "nowhere")
     line = refused("generate", "hello", "--target", missing, "--draft", missing, code=1)
@@ -265,7 +264,7 @@ def test_a_pair_with_a_name_needs_no_draft_and_has_its_head():
     assert "go together" in refused("generate", "hello", "--draft", "reference", code=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shipped, "_packaged", lambda: None)
-        assert "writes nonsense. For SmolLM2: Install it" in call("generate", "hello", "--max-tokens", "3").stderr
+        assert "writes nonsense; SmolLM2 does not. Install it" in call("generate", "hello", "--max-tokens", "3").stderr
 
 
 def test_what_is_odd_about_a_pair_is_one_line(folder: Path, names: list[str], tmp_path: Path):

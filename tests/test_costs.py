@@ -37,8 +37,7 @@ def test_passes_lie_on_a_curve_that_never_falls():
 
 
 def test_parts_of_a_step_add_up():
-    """Catches a start that is spread over draft tokens or taken twice, a switch in every step, and a head that is paid for
-    again."""
+    """Catches a start that is spread over draft tokens or taken twice, a switch in every step, a head paid twice."""
     costs = Costs(draft_s=0.2, passes={1: 1.0, 3: 1.4}, start_s=0.5, switch_s=3.0)
     assert [costs.step_s(k) for k in range(3)] == pytest.approx([1.0, 1.2 + 0.5 + 0.2, 1.4 + 0.5 + 0.4])
     assert [costs.added_s(k) for k in (0, 1)] == pytest.approx([0.2 + 0.5 + 0.2, 0.2 + 0.2])
@@ -105,8 +104,7 @@ def test_costs_move_towards_what_was_timed():
 @pytest.mark.parametrize("num_together", [3, 4])
 def test_how_steps_of_many_rise_is_found_out(num_together: int):
     """Catches one level for all that requests take together, so that every step is two draft tokens too long where passes rise
-    twice as much with their rows as was measured and drafting takes five times as long; and a lesson of three that four cannot
-    use."""
+    twice as much with their rows as was measured and drafting takes five times as long; and lessons of three lost on four."""
     costs, dice = Costs(draft_s=0.1, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0}), random.Random(1)
     clock, of_some = CostClock(now=costs), costs.shared(num_together)
     for _ in range(3000):

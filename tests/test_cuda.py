@@ -71,8 +71,7 @@ def test_steps_are_those_of_the_host(rule: str, manner: str, two: Models) -> Non
 
 
 def test_the_distribution_of_real_draws(pair: sd.Pair) -> None:
-    """Catches streams that are not independent: 1,500 first tokens against the target's distribution. Chi-square, false alarm
-    1e-4."""
+    """Catches streams that are not independent: 1,500 first tokens against the target's. Chi-square, false alarm 1e-4."""
     sampling, context = Sampling(temperature=1.2), [3, 5, 2, 40]
     p = probabilities(pair.target.new_cache().extend(context, rows=1)[0], sampling)[0].cpu()
     group = {t: t if p[t] > 0.02 else -1 for t in range(VOCAB)}

@@ -71,8 +71,7 @@ def check_tree(cache: Any, plain: Any, parents: Sequence[int], length: int, cuts
 @pytest.mark.parametrize("length", [1, 20, 190, 223, 224, 480])
 @pytest.mark.parametrize("shape", PARENTS)
 def test_every_node_reads_as_its_branch_alone(shape: str, length: int) -> None:
-    """Catches a cousin that is seen, an ancestor that is not, a wrong angle, and a row lost when a branch is moved or a cache
-    grows."""
+    """Catches a cousin that is seen, an ancestor that is not, a wrong angle, a row lost as a branch moves or a cache grows."""
     model, parents = built("llama", max_position_embeddings=1024).double(), PARENTS[shape]
     backend, cuts = GraphModel(model), [1, 2, 5] if len(parents) > 5 else [1]
     close = {"atol": 1e-9, "rtol": 1e-9}

@@ -137,8 +137,7 @@ def test_batches_are_sorted_and_within_the_budget() -> None:
 
 
 def test_draft_tokens_follow_q_and_rejected_ones_the_residual() -> None:
-    """Catches draws from p, a residual of the wrong sign, and branch tokens not drawn after the one before; alarms once in
-    1e6 each."""
+    """Catches draws from p, a residual of the wrong sign, and branch tokens not drawn after the last; alarms 1e-6 each."""
     target, draft = backends("llama")
     sampling, text, num = Sampling(temperature=2.0), [5, 9, 8], 2000
     how = replace(FULL, sampling=sampling, branch_length=2, features=(), ends=())

@@ -124,8 +124,7 @@ class Informed(Policy):
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 4])
 def test_the_process_is_the_real_step(seed):
-    """Catches a model of the step that is not the session's: the distribution of its draft tokens and the mean of its tokens,
-    exactly."""
+    """Catches a model of the step that is not the session's: the distribution of draft tokens and the mean, exactly."""
     target, draft = (TableModel.random(vocab_size=3, depth=1, seed=s) for s in (seed, seed + 50))
     request = Request(target=target, draft=draft, max_tokens=9)
     p, q = (np.array([model.distribution((a,)).tolist() for a in range(3)]) for model in (target, draft))

@@ -157,8 +157,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 def test_a_pair_practises_in_both_ways_while_it_is_measured(loaded: Pair) -> None:
-    """Catches first requests that know nothing, practice of one way of sampling only, and a seed that repeats nothing in the
-    next process."""
+    """Catches first requests that know nothing, practice of one way of sampling only, a seed that repeats nothing later."""
     assert len(texts(loaded)) == len(PROMPTS)
     assert len(PROMPTS) % 2 == 1
     decoder = Decoder(loaded)

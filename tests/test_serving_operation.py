@@ -193,8 +193,7 @@ def test_every_request_leaves_one_line_of_json(server: Served, caplog: pytest.Lo
 
 
 def test_who_asks_while_it_stops_is_told(stopping: Served) -> None:
-    """Catches a door that is shut at the signal, so that nobody ever sees /health say 503, and new requests that see a broken
-    connection."""
+    """Catches a door that is shut at the signal, so that nobody sees /health say 503, and broken connections of others."""
     with httpx2.stream("POST", f"{stopping.url}/v1/completions", json={**ENDLESS, "stream": True}, timeout=PATIENCE_S) as reply:
         lines = reply.iter_lines()
         next(lines)

@@ -132,8 +132,7 @@ def test_scaled_inputs_are_folded_into_the_weights(answers):
 
 @pytest.mark.parametrize("text", ["mixed", "leaf"])
 def test_a_lagged_head_learns_from_the_state_at_the_draft_token(text, answers, dev, tmp_path):
-    """Catches the state before the draft token, or labels of the kept tokens: what remains to know is the mean over
-    contexts."""
+    """Catches the state before the draft token, or labels of the kept tokens: what remains is the mean over contexts."""
     plan = replace(QUICK, form="lagged", text=text, scalars=(), width=None, token_table=False, epochs=30)
     head = train(plan, answers, dev, ABOUT, tmp_path)
     texts = torch.cat([torch.cat([torch.zeros(1, dtype=torch.long), r.answer[:-1]]) for r in answers])

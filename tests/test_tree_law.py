@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -263,6 +264,22 @@ def test_steps_without_hope_of_a_second_child_are_chains(row: float, sampling: S
             else:
                 assert [(r.pieces, r.extra) for r in told] == [(r.pieces, r.extra) for r in asked]
     assert (True in forms) == (row < 0.1)
+
+
+def test_what_trees_gain_is_by_the_time_that_they_took() -> None:
+    """Catches a tree of many nodes, drafted in few passes, that counts as a chain of as many, and so as a loss; and steps that
+    are taken in together, of which later children count as first ones."""
+    pair: Any = {"target": table(6, vocab_size=7, depth=2), "draft": table(7, vocab_size=7, depth=2)}
+    costs = Costs(draft_s=0.3, passes={1: 1.0, 32: 1.0})
+    with unchecked():
+        session = Request(**pair, max_tokens=80, costs=costs).session(CostAwareTree(), TokenVerification(), streams(0))
+        steps = finish(session)
+    account = session._memory.chain.up_to_date()
+    counted = [now for before, now in pairwise([steps[0], *steps]) if before.num_drafted and now.num_drafted]
+    gain = sum(now.num_tokens - now.num_accepted + sum(map(float, now.overlaps)) - now.expected_s for now in counted)
+    assert max(now.num_drafted for now in counted) > 8
+    assert account.gains[1].mean(costs) == pytest.approx(gain / len(counted))
+    assert account.num_tested == sum(not tried.rank for now in steps if now.num_drafted for tried in now.extra.tried)
 
 
 # Dice, and mistakes

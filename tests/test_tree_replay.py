@@ -92,20 +92,16 @@ def test_replay_has_the_sessions_joint_distribution_of_text_and_trees(situation:
     """Catches any difference: in the coupling of siblings, in what is drawn behind an accepted child or below a rejected one,
     in ends, places left, passes and what is told to the rule."""
     request, policy = small(situation, 2), SHAPES[shape]()
-    assert (
-        largest_difference(session_distribution(request, policy, TokenVerification()), replay_distribution(request, policy))
-        < 1e-12
-    )
+    expected = session_distribution(request, policy, TokenVerification())
+    assert largest_difference(expected, replay_distribution(request, policy)) < 1e-12
 
 
 @pytest.mark.parametrize("shape", ["wide", "by-tokens", "by-chance"])
 def test_of_several_steps(shape: str) -> None:
     """Catches a next step that begins at another place, over three tokens."""
     request, policy = small("end-of-text", 3), replace(SHAPES[shape](), max_nodes=3)
-    assert (
-        largest_difference(session_distribution(request, policy, TokenVerification()), replay_distribution(request, policy))
-        < 1e-12
-    )
+    expected = session_distribution(request, policy, TokenVerification())
+    assert largest_difference(expected, replay_distribution(request, policy)) < 1e-12
 
 
 @pytest.mark.parametrize("shape", ["wide", "narrowing", "by-chance"])
@@ -123,10 +119,8 @@ def test_likeliest_children_and_greedy_answers(shape: str) -> None:
     """Catches a coin where nothing is random."""
     policy = replace(SHAPES[shape](), children="likeliest")
     request = small("end-of-text", 3)
-    assert (
-        largest_difference(session_distribution(request, policy, TokenVerification()), replay_distribution(request, policy))
-        < 1e-12
-    )
+    expected = session_distribution(request, policy, TokenVerification())
+    assert largest_difference(expected, replay_distribution(request, policy)) < 1e-12
     greedy = replace(SITUATIONS["five-tokens"], sampling=Sampling(temperature=0.0))
     assert session_distribution(greedy, policy, GreedyVerification()) == replay_distribution(greedy, SHAPES[shape]())
 

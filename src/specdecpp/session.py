@@ -202,8 +202,7 @@ class Session:
         return decision
 
     def commit(self, plan: Plan, result: Result) -> tuple[Piece, ...]:
-        """Append what was decided, token by token until the answer ends; cut both caches to what was kept. `watch` sees it
-        first."""
+        """Append what was decided, until the answer ends; cut both caches to what was kept. `watch` sees it first."""
         if self.watch is not None:
             self.watch(plan, result)
         self._mark()

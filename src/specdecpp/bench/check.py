@@ -46,8 +46,7 @@ WIDE = 5
 TIGHT = 0.04
 """Half the width of the interval of the best, over its value, at which a check ends before its time."""
 ENOUGH = 5
-"""The practice answer to every prompt at whose beginning a check ends: further steps say little, the spread is that between
-prompts."""
+"""The practice answer to every prompt at whose beginning a check ends: further steps say little, prompts differ more."""
 HARDLY = 0.05
 """Draft tokens for a token of the answer below which a rule is taken to leave it to the target."""
 MOST = 20

@@ -155,8 +155,7 @@ class Results:
 
 
 def writable(path: Path | str) -> Path:
-    """The path, with its folder made: asked before a long run, so that its end is not lost. Raises `DataError` if it
-    cannot."""
+    """The path, with its folder made: before a long run, so that its end is not lost. Raises `DataError` if it cannot."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -154,7 +154,7 @@ class PairNames:
             options: Any = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
             pair = load_pair(self.usual, draft=self.draft, head=self.head, **options)
         if not quiet and self.target is None and self.head is None and self.usual == "reference":
-            print(f"note: this is the pair reference, which writes nonsense. For SmolLM2: {shipped.HOW}", file=sys.stderr)
+            print(f"note: this is the pair reference, which writes nonsense; SmolLM2 does not. {shipped.HOW}", file=sys.stderr)
         if (trouble := cache_dir.trouble()) and not quiet:
             print(f"warning: the next start will be as slow as this one, nothing can be kept: {trouble}", file=sys.stderr)
         return pair

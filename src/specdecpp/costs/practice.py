@@ -82,8 +82,7 @@ class Practice:
         return {"judge": self.judge, "greedy": greedy, "sampled": sampled}
 
     def past(self, policy: Any, costs: Costs, *, is_greedy: bool) -> Mapping[str, Any] | None:
-        """Statistics that the rule carries on from these steps (`Policy.carry`); None without any, or where others judged
-        them."""
+        """Statistics that the rule carries on from these steps (`Policy.carry`); None without any, or by other judges."""
         own, other = (self.greedy, self.sampled) if is_greedy else (self.sampled, self.greedy)
         steps = own if len(own) >= ENOUGH else other + own
         if not steps or self.judge != judge_name(policy):

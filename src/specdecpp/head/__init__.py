@@ -8,8 +8,7 @@ look-ahead   from e_{t-1}, the state that gave q_t, from Y_t's row of a small ta
              as soon as Y_t is drawn. The table is the head's own, so every backend can feed it.
 
 `AcceptanceHead` is the module in torch, for any rows at once, `RowEstimator` the same in numpy for one row, `HeadCard` what is
-known of both. Compiled code (`backends/native/cpp/step.h`) has a forward of its own; all answer what `tests/golden_head.json`
-says.
+known of both. Compiled code (`backends/native/cpp/step.h`) has its own forward; all answer what `tests/golden_head.json` says.
 """
 
 from specdecpp.head.features import SCALARS as SCALARS

@@ -191,8 +191,7 @@ class TVBudget(Lossy):
 
 @dataclass(frozen=True)
 class AtZero:
-    """A lossy rule at temperature 0: accept while the draft token is the likeliest token of m(p, q), p and q at temperature
-    1."""
+    """A lossy rule at temperature 0: accept while the draft token is the likeliest of m(p, q), p and q at temperature 1."""
 
     rule: Lossy
     is_lossless: ClassVar[bool] = False

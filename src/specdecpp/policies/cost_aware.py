@@ -203,8 +203,7 @@ def expected_gain(mean: float, deviation: float) -> float:
 
 
 def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float]:
-    """Least seconds for each token gained by going on after 0, 1, ... draft tokens, over all plans; inf where there are no
-    more."""
+    """Least seconds for each token gained by going on after 0, 1, ... draft tokens, over all plans; inf behind the last."""
     one_more, longer = _plans(costs, max_tokens)
     if not longer:
         return one_more

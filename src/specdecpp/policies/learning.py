@@ -203,7 +203,7 @@ class Account:
 
     def up_to_date(self) -> "Account":
         """The account with nothing pending."""
-        return reduce(Account.after, self.pending, self)
+        return reduce(lambda account, outcome: account.after(outcome), self.pending, self)
 
     def like(self, **changes: Any) -> "Account":
         """A copy with these fields changed."""

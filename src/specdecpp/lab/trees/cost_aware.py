@@ -10,11 +10,11 @@ given that its elder siblings were not. By the same argument as for chains, at t
 m_j is expected before the draw, from what is left of q. A row costs what it adds along the convex curve below that of the
 passes. Where those take steps, a row that adds less than that brings the next step nearer, which not every step reaches: it
 costs `REACHED` of the difference. Behind the rows that were counted with when a depth was opened, a step is paid in full. Where
-rows cost nothing only the number of places is limited, and what one is worth is learned: it rises after steps that have used
-all.
+rows cost nothing places are limited, and what one is worth is learned: it rises after steps that have used all of them.
 With one child a node both are the chain's rule, and decide the same; so it is where further children are far from paying.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -59,15 +59,18 @@ class FirstChildren(Account):
         return own
 
     def after(self, outcome: "Outcome") -> Account:
-        after = super().after(outcome)
-        if not outcome.num_drafted:
+        after, costs = super().after(outcome), outcome.costs
+        if not outcome.num_drafted or costs is None:
             return after
         belief, num_tested, num_accepted = self.belief, self.num_tested, self.num_accepted
         for tried, chance in _tested(outcome):
             if not tried.rank:
                 belief = belief.after((by_q(tried.share),), int(tried.is_accepted))
                 num_tested, num_accepted = num_tested + 1, num_accepted + chance
-        return after.like(belief=belief, num_tested=num_tested, num_accepted=num_accepted)
+        if (gains := after.gains) is not self.gains:
+            own, more = gains[costs.load], _length_alike(costs, outcome) - outcome.num_drafted
+            gains = {**gains, costs.load: own._replace(drafted=own.drafted + more)}
+        return after.like(belief=belief, num_tested=num_tested, num_accepted=num_accepted, gains=gains)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +238,13 @@ def _tested(outcome: Any) -> "Iterable[tuple[Tried, float]]":
     tried = outcome.extra.tried
     chances = [min(1.0, chance) for chance in outcome.overlaps] or [float(one.is_accepted) for one in tried]
     return zip(tried, chances, strict=True)
+
+
+def _length_alike(costs: "Costs", outcome: "Outcome") -> float:
+    """Draft tokens of the chain whose step takes as long as this one with a tree: `Gains` has the time of chains."""
+    num, seconds = outcome.num_drafted, outcome.expected_s
+    k = bisect_right(range(num), seconds, key=costs.step_s) - 1
+    return min(num, k + (seconds - costs.step_s(k)) / costs.added_s(k))
 
 
 def _row_s(costs: "Costs", num_nodes: int, max_nodes: int, *, counted: int) -> float:

@@ -62,8 +62,7 @@ class Branching:
     """Probabilities that the host has been told."""
 
     def left(self, num: int | None = None) -> Float[Tensor, " V"]:
-        """Distribution without the first `num` children (None: without all), not divided by its sum; no copy before the
-        first."""
+        """Distribution without the first `num` children (None: all), not divided by its sum; no copy before the first."""
         if not self.tokens[:num]:
             return self.row
         left = self.row.clone()
