@@ -170,8 +170,7 @@ def test_a_wrong_shape_is_corrected_by_the_lengths_that_are_tried():
 
 
 def test_steps_that_no_curve_fits_do_not_move_the_target_alone_for_ever():
-    """Catches a level that a lasting difference between curve and steps moves at every look. The first plain steps then threw
-    all passes off."""
+    """Catches a level that a lasting difference between curve and steps moves at every look, as the first plain steps did."""
     costs = Costs(draft_s=0.1, passes={1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 2.6, 13: 3.4})
     clock, dice = CostClock(now=costs), random.Random(4)
     for _ in range(200 * WAIT):

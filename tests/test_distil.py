@@ -263,8 +263,7 @@ def test_a_damaged_file_is_told(folder, whole, tmp_path, name):
 
 
 def test_a_file_gets_a_file(folder, tmp_path):
-    """Catches layers of the target that are not its bytes, rows of q and k that lie as transformers has them, and ids that the
-    file does not say."""
+    """Catches layers of the target that are not its bytes, rows of q and k as transformers has them, ids not in the file."""
     from specdecpp.loading import gguf_writing
     from specdecpp.loading.gguf import GGUF
     from specdecpp.loading.pair import REFERENCE

@@ -50,8 +50,7 @@ def altered(change: Callable[[dict[str, Any], list[Any]], Any]) -> Any:
 )
 def test_another_reader_computes_the_same_logits(kind: str, config: dict[str, Any], tmp_path: Path):
     """Catches rows of q and k that are left as they are or turned twice, swapped names, tensors that are left out, lost biases,
-    head norms or ties, and wrong hyperparameters: transformers has a reader of its own, which must give back the very same
-    model."""
+    head norms or ties, and wrong hyperparameters: transformers' own reader must give back the very same model."""
     model = model_of(kind, **config)
     path = written(tmp_path / "m.gguf", model)
     read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)

@@ -63,8 +63,7 @@ def test_a_head_comes_back_as_it_was_saved(num_layers: int, form: dict[str, Any]
 
 
 def test_a_failed_save_leaves_the_old_head(tmp_path: Path) -> None:
-    """Catches a half-written folder (what cannot be written as JSON must not cost the head that was there), and a traceback
-    after a training."""
+    """Catches a half-written folder (what JSON cannot hold must not cost the head that was there), and a traceback."""
     old, new = random_head(1), AcceptanceHead(HeadCard(hidden_size=D, num_layers=1, notes={"data": object()}))
     old.save_pretrained(tmp_path)
     with pytest.raises(TypeError):

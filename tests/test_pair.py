@@ -112,8 +112,7 @@ def test_dtype_reaches_both_models(folders: Folders, dtype: Any, expected: torch
 
 
 def test_device_map_goes_to_transformers(folders: Folders) -> None:
-    """Catches a device_map that is dropped or combined with model.to(), which transformers forbids, and an import error that
-    loses its remedy."""
+    """Catches a device_map that is dropped or combined with model.to(), and an import error that loses its remedy."""
     if has_accelerate:
         assert sd.load_pair(folders[0], draft=folders[1], device_map="cpu").target.device == torch.device("cpu")
     else:

@@ -76,8 +76,7 @@ def test_prompts_are_the_same_whatever_the_order_of_the_rows(tmp_path: Path) -> 
 
 
 def _filled(path: Path, seconds: dict[str, float], num: int = 2) -> Log:
-    """Cells in which a contestant takes so long for ten tokens, twice as long on every second prompt, half of it for the
-    prompt."""
+    """Cells in which a contestant takes so long for ten tokens, twice as long on every second, half of it for the prompt."""
     log = Log(path)
     for turn in turns(num):
         for name in CONTESTANTS:

@@ -213,8 +213,7 @@ def loaded(names: tuple[Path, Path], *, backend: str = "native", draft_vocabular
 
 
 def test_a_pair_is_loaded_with_a_reduced_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a list that is not taken, costs of one vocabulary that are taken for those of another, and "auto" that reduces
-    what gains nothing."""
+    """Catches a list that is not taken, costs of another vocabulary, and "auto" that reduces what gains nothing."""
     names = save_tiny_pair(tmp_path, hidden_size=64)
     whole, some = loaded(names), loaded(names, draft_vocabulary=20)
     assert whole.draft.subset is None

@@ -257,9 +257,19 @@ def test_a_tag_within_a_string_ends_no_call() -> None:
     assert (text, len(calls)) == (open_string, 1)
 
 
-def test_arguments_that_are_nested_too_deep_are_no_call() -> None:
-    """Catches an answer or a request that ends with an error of Python's."""
-    deep = f'{OPEN}{{"name": "note", "arguments": {"[" * 100_000}}}{CLOSE}'
+def test_a_tag_within_a_string_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a string of closing tags that is parsed again from the first of them with each further one."""
+    asked = []
+    monkeypatch.setattr("specdecpp.serving.tools._is_open", lambda text: asked.append(text) or True)
+    reader = CallReader(["note"])
+    assert [reader.push(text) for text in (f'{OPEN}{{"name": "', *[CLOSE] * 20)] == [("", [])] * 21
+    assert len(asked) == 20
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, r'{"x": "\ud83d"}', '{"x": 1e999}', '{"x": NaN}'])
+def test_arguments_that_cannot_be_read_or_sent_are_no_call(arguments: str) -> None:
+    """Catches an answer or a request that ends with an error of Python's, and arguments that are no JSON."""
+    deep = f'{OPEN}{{"name": "note", "arguments": {arguments}}}{CLOSE}'
     assert CallReader(["note"]).push(deep, is_last=True) == (deep, [])
     with pytest.raises(ValueError, match="must be a JSON object"):
         CalledFunction(name="note", arguments="[" * 100_000)

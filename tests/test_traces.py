@@ -74,8 +74,7 @@ def test_answers_leave_the_places_that_the_session_had() -> None:
 @pytest.mark.parametrize("form", ["lagged", "look_ahead"])
 @pytest.mark.parametrize("scalars", [(), ("log_q", "entropy", "gap"), ("depth", "log_q")], ids=["none", "free", "depth"])
 def test_heads_say_what_they_say_when_they_decode(form: str, scalars: tuple[str, ...]) -> None:
-    """Catches the state before the token for the one at it, a depth off by one, a calibration that is left out, and another
-    head's opinion."""
+    """Catches the state before the token for the one at it, a depth off by one, no calibration, another head's opinion."""
     card: dict[str, Any] = {"form": form, "scalars": scalars, "calibration": CHECKED}
     card |= {"vocab_size": 6} if form == "look_ahead" else {}
     head, other = (random_head(6, seed=seed, scale=1.0, **card) for seed in (3, 4))

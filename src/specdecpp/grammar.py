@@ -23,8 +23,7 @@ from torch import Tensor
 from specdecpp.errors import MissingExtraError
 
 BLANKS = r"( |\r?\n[ \t]{0,40})?"
-"""Blanks between the parts of JSON: a space, or a new line and its indentation. Without a bound some models write them for
-ever."""
+"""Blanks between the parts of JSON: a space, or a new line and its indentation. Without a bound some models never end."""
 
 
 class Matcher:

@@ -1,5 +1,4 @@
-"""Rules that ask a trained acceptance head; SpecDec++ stops when the estimated probability of a rejection exceeds a
-threshold."""
+"""Rules that ask a trained acceptance head; SpecDec++ stops when a rejection is likelier than a threshold."""
 
 import warnings
 from collections.abc import Iterator

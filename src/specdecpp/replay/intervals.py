@@ -66,8 +66,7 @@ def bounds(figures: Float[np.ndarray, " R"]) -> tuple[float, float]:
 
 def of_few(figures: Float[np.ndarray, " R"], value: float, num: int) -> tuple[float, float]:
     """`bounds` of a positive figure from `num` prompts, where these are few: percentiles are then too narrow (of four prompts
-    they hold the truth in 8 of 10 cases). Wider on both sides, as ratios, by sqrt(n/(n - 1)) and Student's t over the
-    normal."""
+    they hold the truth in 8 of 10 cases). Wider on both sides, as ratios, by sqrt(n/(n - 1)) and Student's t."""
     z, nu = 1.96, num - 1
     t = z + (z**3 + z) / (4 * nu) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * nu**2)
     factor = t / z * (num / nu) ** 0.5

@@ -115,12 +115,13 @@ def read_call(text: str, names: Sequence[str]) -> ToolCall | None:
     try:
         found = json.loads(text)
         name, arguments = found["name"], found.get("arguments", {})
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        written.encode()  # half a surrogate cannot be sent either
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if name not in names or not isinstance(arguments, dict):
         return None
-    function = CalledFunction(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
-    return ToolCall(id=f"call_{uuid4().hex[:24]}", function=function)
+    return ToolCall(id=f"call_{uuid4().hex[:24]}", function=CalledFunction(name=name, arguments=written))
 
 
 class CallReader:
@@ -128,18 +129,20 @@ class CallReader:
 
     def __init__(self, names: Sequence[str], *, most: int = sys.maxsize):
         self._names, self._held, self._most = names, "", most
-        self._is_behind = False
+        self._is_behind, self._tried = False, 0  # `_tried`: behind the opening tag, up to where no closing one ends the call
 
     def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
         """The content and the calls that more text releases; with the last of it all that was held back."""
         self._held += text
         content, calls = "", list[ToolCall]()
         while (start := self._held.find(OPEN)) >= 0 and (first := self._held.find(CLOSE, start)) >= 0:
-            end = first
+            end = self._held.find(CLOSE, start + self._tried)
             while end >= 0 and _is_open(self._held[start + len(OPEN) : end]):
+                self._tried = end + 1 - start
                 end = self._held.find(CLOSE, end + 1)
             if end < 0 and not is_last:
                 break
+            self._tried = 0
             call = read_call(self._held[start + len(OPEN) : end], self._names) if end >= 0 else None
             content += self._taken(first + len(CLOSE)) if call is None else self._taken(start).rstrip()
             if call is not None:

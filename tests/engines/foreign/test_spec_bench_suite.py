@@ -1,5 +1,4 @@
-"""Spec-Bench's check that greedy answers are those of the target alone, on every fifth of its 480 questions, with the
-reference pair.
+"""Spec-Bench's check that greedy answers are those of the target alone: 96 of its 480 questions, the reference pair.
 
 The target's own answers are transformers'; ours are written in Spec-Bench's format, and its program compares the files.
 """

@@ -100,8 +100,7 @@ def test_equal_logits_everywhere() -> None:
 @pytest.mark.parametrize("name", list(SAMPLINGS))
 def test_a_draw_is_the_hosts(name: str) -> None:
     """Catches a running sum that begins one token late, in another part or with another scale. The host's token for the same
-    uniform, and the distribution as integrated over them: q of the record is the length of the interval that gives the
-    token."""
+    uniform, and the distribution as integrated over them: q of the record is the length of the token's interval."""
     sampling, vocab_size = SAMPLINGS[name], 1300
     logits = logits_of(vocab_size, 1, seed=1)
     record, kernels = record_of(vocab_size), RowKernels(logits, 1)
