@@ -104,8 +104,7 @@ def test_a_head_is_float32_whatever_it_reads(dtype: torch.dtype, tmp_path: Path)
 
 
 def test_blocks_have_weights_of_their_own_and_rows_any_axes() -> None:
-    """Catches the [block] * D of the reference (a head with three blocks would have the capacity of one), and a squeeze that
-    drops a batch of one."""
+    """Catches the [block] * D of the reference (three blocks would be one), and a squeeze that drops a batch of one."""
     head = random_head()
     assert len({p.data_ptr() for p in head.parameters()}) == 8
     assert (head(rows(1)).shape, head(rows(1)[0]).shape) == ((1,), ())

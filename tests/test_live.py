@@ -118,8 +118,7 @@ def test_every_draft_token_is_judged_to_the_asked_depth(form: str) -> None:
 
 
 def test_a_head_on_transformers_states_is_heard_as_it_is() -> None:
-    """Catches a state, a token or a scalar of another draft token: the logits are those that the head gives for the text of
-    the step, read at once."""
+    """Catches a state, a token or a scalar of another draft token: logits are the head's for the step's text, read at once."""
     target = tiny_model("llama", seed=1)
     pair = Pair(target=LeanModel(target), draft=EagerModel(tiny_draft(target)), tokenizer=tiny_tokenizer())
     card = HeadCard(hidden_size=32, num_layers=1, form="look_ahead", vocab_size=64, scalars=("log_q", "depth"))

@@ -243,8 +243,7 @@ def test_padded_vocabularies_are_cut_to_the_common_part(tmp_path: Path) -> None:
 
 
 def test_models_of_the_wrong_width_are_refused(folders: Folders, pair: sd.Pair, tmp_path: Path) -> None:
-    """Catches a tokenizer of another model, whose highest ids would be out of range, and a pair built by hand whose p and q
-    have different lengths."""
+    """Catches a tokenizer of another model, whose highest ids would be out of range, and p and q of different lengths."""
     small = save_model(tmp_path / "small", vocab_size=60)
     for role, names in (("target", (small, folders[1])), ("draft", (folders[0], small))):
         with pytest.raises(sd.PairError, match=f"the {role} scores 60 ids, but the tokenizer has ids up to 63"):

@@ -41,8 +41,7 @@ def test_the_models_own_rounding_is_not_held_against_a_backend() -> None:
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "gemma3_text"])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_what_is_expected_is_the_model_in_float32(kind: str, is_tied: bool) -> None:
-    """Catches a parameter that stays rounded, or a tied output layer that is widened in one place only; and a model that is not
-    as it was afterwards."""
+    """Catches a parameter that stays rounded, a tied output layer widened in one place only, and a model that is changed."""
     narrow = tiny_model(kind, tie_word_embeddings=is_tied).bfloat16()
     before = dict(narrow.named_parameters())
     ids = probe.tokens(64)

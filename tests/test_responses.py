@@ -42,8 +42,7 @@ def own_greedy(kind: str, prompt: list[int], *, end: int | None = None, penalty:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_answers_equal_generate(kind: str) -> None:
-    """Catches padding that is attended to, positions that count it, rows mixed up when some leave the batch, and progress that
-    counts a token twice."""
+    """Catches padding that is attended to, positions that count it, rows mixed up when some leave, and tokens counted twice."""
     backend = EagerModel(model_of(kind))
     free = [own_greedy(kind, p) for p in PROMPTS]
     options: dict[str, Any] = {"sampling": GREEDY, "max_tokens": NUM_TOKENS, "generator": seeded()}

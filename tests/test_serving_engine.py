@@ -259,8 +259,7 @@ def test_every_event_arrives_in_order(pause_s: float, monkeypatch: pytest.Monkey
 
 
 def test_the_first_event_and_the_end_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a first text or an error that waits for others, events that are sent one by one, and a put that fails when the
-    event loop has gone."""
+    """Catches a first text or an error that waits for others, events sent one by one, and a put that fails without a loop."""
     monkeypatch.setattr(exchange, "PAUSE_S", 1e9)
 
     async def one() -> EventQueue:

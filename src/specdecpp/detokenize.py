@@ -16,10 +16,11 @@ class Detokenizer:
     """The text of one growing answer.
 
     `push` gives the text that a token releases, and whether a stop string has now been completed; `flush` releases what was
-    still held back. The stop string itself is never released.
+    still held back. The stop string itself is never released. Some tokenizers drop the space that a text begins with: `before`
+    is what the answer follows.
     """
 
-    def __init__(self, tokenizer: Any, stop: str | Sequence[str] | None = ()):
+    def __init__(self, tokenizer: Any, stop: str | Sequence[str] | None = (), *, before: Sequence[int] = ()):
         stop = () if stop is None else (stop,) if isinstance(stop, str) else stop
         if not isinstance(stop, list | tuple) or not all(isinstance(s, str) for s in stop):
             raise ValueError(f"stop must be a text or a list of texts, got {stop!r}")
@@ -33,6 +34,8 @@ class Detokenizer:
         self._end = 0  # the first token that is not
         self._text = ""
         self._released = 0
+        if not (text := self._read([*before])).endswith(_BROKEN):
+            self._tokens, self._known, self._end = [*before], text, len(before)
 
     def push(self, token: int) -> tuple[str, bool]:
         self._tokens.append(token)

@@ -61,8 +61,7 @@ def bench(
     """Compare every rule by the clock.
 
     The target alone, the best fixed K, free rules, SpecDec++ and the rule without a threshold, on the same prompts and
-    seeds, interleaved. Settings are chosen on other prompts than those that are measured. Nothing else should run
-    meanwhile.
+    seeds, interleaved. Settings are chosen on other prompts than those that are measured. Run nothing else.
 
     With --replay and --costs: the same table from labels with branches, exact in distribution, oracles included.
     """

@@ -97,8 +97,7 @@ class Practice:
 
 
 def judge_name(policy: Any) -> str:
-    """The source of the estimates that a rule without a threshold goes by; empty for other rules, which practice teaches
-    nothing."""
+    """The source of the estimates that a rule without a threshold goes by; empty for others, which learn nothing."""
     if type(policy) is not CostAware:
         return ""
     return "q" if policy.head is None else f"{policy.head.card.form} {policy.head.card.calibration}"

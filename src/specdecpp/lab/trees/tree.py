@@ -70,8 +70,7 @@ class Branching:
         return left
 
     def given(self, num: int | None = None) -> Float[Tensor, " V"]:
-        """`left` as a distribution: the row itself before the first child, so that a chain is decided by the very same
-        numbers."""
+        """`left` as a distribution: the row itself before the first child, so that a chain is decided by the same numbers."""
         left = self.left(num)
         return left / left.sum() if self.tokens[:num] else left
 
