@@ -104,7 +104,7 @@ def test_costs_move_towards_what_was_timed():
 @pytest.mark.parametrize("num_together", [3, 4])
 def test_how_steps_of_many_rise_is_found_out(num_together: int):
     """Catches one level for all that requests take together, so that every step is two draft tokens too long where passes rise
-    twice as much with their rows as was measured and drafting takes five times as long; and lessons of three lost on four."""
+    twice as much with their rows as was measured and drafting takes five times as long; what three taught is lost on four."""
     costs, dice = Costs(draft_s=0.1, passes={1: 6.0, 2: 7.0, 3: 8.0, 5: 10.0, 9: 14.0, 17: 22.0}), random.Random(1)
     clock, of_some = CostClock(now=costs), costs.shared(num_together)
     for _ in range(3000):
@@ -170,7 +170,7 @@ def test_a_wrong_shape_is_corrected_by_the_lengths_that_are_tried():
 
 
 def test_steps_that_no_curve_fits_do_not_move_the_target_alone_for_ever():
-    """Catches a level that a lasting difference between curve and steps moves at every look, as the first plain steps did."""
+    """Catches a level that a lasting difference between curve and steps moves at every look, until all passes are off."""
     costs = Costs(draft_s=0.1, passes={1: 1.0, 2: 1.2, 3: 1.4, 5: 1.8, 9: 2.6, 13: 3.4})
     clock, dice = CostClock(now=costs), random.Random(4)
     for _ in range(200 * WAIT):

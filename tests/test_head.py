@@ -63,7 +63,7 @@ def test_a_head_comes_back_as_it_was_saved(num_layers: int, form: dict[str, Any]
 
 
 def test_a_failed_save_leaves_the_old_head(tmp_path: Path) -> None:
-    """Catches a half-written folder (what JSON cannot hold must not cost the head that was there), and a traceback."""
+    """Catches a half-written folder (what is no JSON must not cost the head that was there), and a traceback after training."""
     old, new = random_head(1), AcceptanceHead(HeadCard(hidden_size=D, num_layers=1, notes={"data": object()}))
     old.save_pretrained(tmp_path)
     with pytest.raises(TypeError):
@@ -104,7 +104,7 @@ def test_a_head_is_float32_whatever_it_reads(dtype: torch.dtype, tmp_path: Path)
 
 
 def test_blocks_have_weights_of_their_own_and_rows_any_axes() -> None:
-    """Catches the [block] * D of the reference (three blocks would be one), and a squeeze that drops a batch of one."""
+    """Catches the [block] * D of the reference (three blocks of one capacity), and a squeeze that drops a batch of one."""
     head = random_head()
     assert len({p.data_ptr() for p in head.parameters()}) == 8
     assert (head(rows(1)).shape, head(rows(1)[0]).shape) == ((1,), ())

@@ -70,7 +70,7 @@ def test_what_is_scored_depends_on_the_text_alone(seed: int) -> None:
 
 
 def test_new_tokens_are_scored_and_many_of_them_call_for_all() -> None:
-    """Catches a token of the text that stays out, one too many that is kept, and a foreign text taken for none, or for good."""
+    """Catches a token of the text that stays out, one too many that is kept, and a foreign text taken for none, or for ever."""
     text, length = Small(bytes([1] * 4 + [0] * 8)), 0
     for tokens, expected in (
         ([0, 1, 9, 2, 9, 3], ([9], False)),

@@ -117,8 +117,7 @@ def test_a_request_past_its_time_ends_with_an_error(endless_pair: Pair) -> None:
 
 
 def test_the_key_is_asked_for_where_models_are_used(pair: Pair) -> None:
-    """Catches an endpoint that the key does not guard, health checks that need one, and a scheme in lower case (RFC 9110, 11.1)
-    that is turned away."""
+    """Catches an endpoint that the key does not guard, health checks that need one, or a scheme in lower case is refused."""
     with served(pair, api_key="sesame") as server:
         for scheme in ("Bearer ", "bearer ", "BEARER  "):
             assert server.get("/v1/models", headers={"authorization": f"{scheme}sesame"}).status_code == 200

@@ -17,7 +17,7 @@ class Detokenizer:
 
     `push` gives the text that a token releases, and whether a stop string has now been completed; `flush` releases what was
     still held back. The stop string itself is never released. Some tokenizers drop the space that a text begins with: `before`
-    is what the answer follows.
+    are the tokens that the answer follows, as many as a character may have.
     """
 
     def __init__(self, tokenizer: Any, stop: str | Sequence[str] | None = (), *, before: Sequence[int] = ()):
@@ -34,8 +34,9 @@ class Detokenizer:
         self._end = 0  # the first token that is not
         self._text = ""
         self._released = 0
-        if not (text := self._read([*before])).endswith(_BROKEN):
-            self._tokens, self._known, self._end = [*before], text, len(before)
+        tails = ([*before[-num:]] for num in range(1, len(before) + 1))
+        if tail := next((tail for tail in tails if not self._read(tail).endswith(_BROKEN)), None):
+            self._tokens, self._known, self._end = tail, self._read(tail), len(tail)
 
     def push(self, token: int) -> tuple[str, bool]:
         self._tokens.append(token)

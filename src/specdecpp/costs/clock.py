@@ -147,7 +147,7 @@ class CostClock:
         return replace(base, draft_s=share * draft_s, start_s=share * start_s, passes=passes)
 
     def _take_in(self, seen: dict[int, Sums], new: dict[int, Sums], by: float) -> float:
-        """Add new steps to those seen, which fade, at the level `by` of others. The factor by which their own has moved."""
+        """Add new steps to those seen, which fade; `by` is the level of others. The factor by which their own has moved."""
         before, fading = _level(seen.values()), (1 - MEMORY) ** sum(count for count, *_ in new.values())
         for num, sums in seen.items():
             seen[num] = [fading * x for x in sums]

@@ -82,7 +82,7 @@ class Practice:
         return {"judge": self.judge, "greedy": greedy, "sampled": sampled}
 
     def past(self, policy: Any, costs: Costs, *, is_greedy: bool) -> Mapping[str, Any] | None:
-        """Statistics that the rule carries on from these steps (`Policy.carry`); None without any, or by other judges."""
+        """Statistics that the rule carries on from these steps (`Policy.carry`); None without any by its own judge."""
         own, other = (self.greedy, self.sampled) if is_greedy else (self.sampled, self.greedy)
         steps = own if len(own) >= ENOUGH else other + own
         if not steps or self.judge != judge_name(policy):
@@ -97,7 +97,7 @@ class Practice:
 
 
 def judge_name(policy: Any) -> str:
-    """The source of the estimates that a rule without a threshold goes by; empty for others, which learn nothing."""
+    """The source of the estimates that a rule without a threshold goes by; empty for others, which practice does not teach."""
     if type(policy) is not CostAware:
         return ""
     return "q" if policy.head is None else f"{policy.head.card.form} {policy.head.card.calibration}"

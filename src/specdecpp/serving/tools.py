@@ -129,7 +129,7 @@ class CallReader:
 
     def __init__(self, names: Sequence[str], *, most: int = sys.maxsize):
         self._names, self._held, self._most = names, "", most
-        self._is_behind, self._tried = False, 0  # `_tried`: behind the opening tag, up to where no closing one ends the call
+        self._is_behind, self._tried = False, 0  # `_tried`: length of the held call in which no closing tag ends it
 
     def push(self, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
         """The content and the calls that more text releases; with the last of it all that was held back."""
