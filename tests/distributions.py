@@ -93,10 +93,7 @@ class Request:
         )
 
     def distribution(
-        self,
-        policy: Policy,
-        verification: Verification,
-        outcome: Callable[[Session, list[Step]], Hashable] = answer,
+        self, policy: Policy, verification: Verification, outcome: Callable[[Session, list[Step]], Hashable] = answer
     ) -> Distribution:
         """The exact distribution of an outcome of the session, over all of its coins."""
 

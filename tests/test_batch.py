@@ -131,7 +131,7 @@ def test_seconds_are_shared_by_rows(pair: Pair) -> None:
     elapsed_s = perf_counter() - started
     spent_s = sum(r.draft_s + r.head_s + r.verify_s + r.other_s for r in steps) + reading.prefill_s
     assert 0 < spent_s <= elapsed_s
-    assert reading.prefill_s > 10 * max(r.draft_s + r.verify_s for r in steps)  # 199 rows beside two steps of three
+    assert reading.prefill_s > 66 * max(r.verify_s for r in steps)  # 199 rows beside two steps of three
     assert all(0 < r.forward_s <= r.draft_s + r.verify_s for r in steps)
 
 

@@ -1,6 +1,7 @@
 """Tokens to text: what is released, when, and that neither chunks of tokens nor stop strings change the text."""
 
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 
 import pytest
 from hypothesis import example, given
@@ -8,7 +9,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from specdecpp import Decoder, Pair
+from specdecpp.backends import LeanModel
 from specdecpp.detokenize import Detokenizer
+from specdecpp.policies import Fixed
+from specdecpp.serving.evidence import Recorder
+from specdecpp.testing import tiny_model
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and then the dog jumps back.",
@@ -31,9 +37,9 @@ def byte_bpe():
 
 
 @cache
-def byte_fallback():
+def byte_fallback(num_bytes=256):
     """The form of sentencepiece models: spaces as ▁, one stripped at the start, unknown characters as <0x..> bytes."""
-    pieces = ["<unk>", "▁", "▁a", "a", "b", "ab", "é", *(f"<0x{b:02X}>" for b in range(256))]
+    pieces = ["<unk>", "▁", "▁a", "a", "b", "ab", "é", *(f"<0x{b:02X}>" for b in range(num_bytes))]
     tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence(
@@ -104,6 +110,15 @@ def test_an_answer_keeps_the_space_that_parts_it_from_its_prompt():
         assert heads[at] + "".join(detokenizer.push(t)[0] for t in tokens[at:]) == text
 
 
+def test_of_special_tokens_only_those_around_a_call_are_shown():
+    """Catches a call that is lost where its tags are special tokens, as with Hermes."""
+    tokenizer = byte_fallback.__wrapped__()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>", "<eot>"]})
+    detokenizer = Detokenizer(tokenizer)
+    tokens = tokenizer.encode("<eot><tool_call>ab</tool_call><eot>")
+    assert "".join(detokenizer.push(token)[0] for token in tokens) == tokenizer.decode(tokens[1:-1])
+
+
 def test_text_is_released_as_soon_as_it_is_whole():
     """Catches text that is held back though nothing can change it any more."""
     tokenizer = byte_bpe()
@@ -165,3 +180,20 @@ def test_the_beginning_of_a_stop_string_is_held_back_until_decided():
     assert read(tokenizer, ids(["a", "b", "a", "b", "c"]), ["abc"]) == (["", "", "ab", "", ""], True)
     assert read(tokenizer, ids(["a", "b", "b"]), ["abc"]) == (["", "", "abb", ""], False)
     assert read(tokenizer, ids(["c", "ab"]), ["abc"]) == (["c", "", "ab"], False)
+
+
+@pytest.mark.parametrize("make", [byte_bpe, partial(byte_fallback, 0)])
+def test_tokens_with_scores_begin_where_their_offsets_say(make):
+    """Catches a space that is lost, and a character of several tokens that counts once for each."""
+    tokenizer = make()
+    model = LeanModel(tiny_model("llama", vocab_size=len(tokenizer)))
+    decoder = Decoder(Pair(target=model, draft=model, tokenizer=tokenizer), policy=Fixed(k=2))
+    session = decoder.start("ab a", seed=1, max_tokens=60)
+    session.watch = recorder = Recorder(session, tokenizer, num_top=0)
+    text, scores = "", []
+    while session.finish_reason is None:
+        step = session.step()
+        text, scores = text + step.text, [*scores, *recorder.evidence(step).scores]
+    rests = [text[at:].lstrip("\ufffd") for at in accumulate((score.num_shown for score in scores), initial=0)]
+    assert not rests[-1]
+    assert "\ufffd" in text or all(rest.startswith(one.text) for rest, one in zip(rests, scores, strict=False) if one.num_shown)

@@ -45,8 +45,7 @@ def altered(change: Callable[[dict[str, Any], list[Any]], Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "config"),
-    [("llama", {}), ("qwen2", {}), ("qwen3", {"tie_word_embeddings": True, "head_dim": 16})],
+    ("kind", "config"), [("llama", {}), ("qwen2", {}), ("qwen3", {"tie_word_embeddings": True, "head_dim": 16})]
 )
 def test_another_reader_computes_the_same_logits(kind: str, config: dict[str, Any], tmp_path: Path):
     """Catches rows of q and k that are left as they are or turned twice, swapped names, tensors that are left out, lost biases,

@@ -82,9 +82,7 @@ SITUATIONS = {
     ),
     "many-zeros": Request(target=table(3, sparsity=0.5), draft=table(103, sparsity=0.5), ends=(2,)),
     "disjoint-supports": Request(
-        target=restricted(table(4, vocab_size=4), (0, 1)),
-        draft=restricted(table(104, vocab_size=4), (2, 3)),
-        max_tokens=3,
+        target=restricted(table(4, vocab_size=4), (0, 1)), draft=restricted(table(104, vocab_size=4), (2, 3)), max_tokens=3
     ),
     "target-within-draft": Request(target=restricted(table(5), (0, 2)), draft=table(105), ends=(2,)),
     "draft-within-target": Request(target=table(5), draft=restricted(table(105), (0, 2)), ends=(2,)),

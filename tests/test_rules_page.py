@@ -31,20 +31,10 @@ def test_the_picture_is_of_the_same_results(results: dict[str, Any]) -> None:
 
 def test_a_row_has_the_worst_and_the_mean_of_all_cells() -> None:
     """Catches a cell that is left out, a rule that is compared as it comes, and a loss that is shown as a gain."""
-    cell = {
-        "pair": "small",
-        "sampling": "0.7 top_p 0.9",
-        "set": "a",
-        "prompts": 5,
-        "speed_up": {"cost-aware by q": 1.2, "K 4": 0.9, "K, tuned": 1.5},
-    }
-    other = cell | {
-        "pair": "large",
-        "sampling": "1",
-        "set": "b",
-        "prompts": 7,
-        "speed_up": {"cost-aware by q": 2.0, "K 4": 1.1, "K, tuned": 1.0},
-    }
+    speed_up = {"cost-aware by q": 1.2, "K 4": 0.9, "K, tuned": 1.5}
+    cell = {"pair": "small", "sampling": "0.7 top_p 0.9", "set": "a", "prompts": 5, "speed_up": speed_up}
+    speed_up = {"cost-aware by q": 2.0, "K 4": 1.1, "K, tuned": 1.0}
+    other = {"pair": "large", "sampling": "1", "set": "b", "prompts": 7, "speed_up": speed_up}
     found = {row.name: row for row in PAGE["rows"]({"replay": [cell | {"costs": "c = 0.1"}, other | {"costs": "measured"}]})}
     assert list(found) == ["cost-aware by q", "K"]
     assert (found["K"].setting, found["K"].usual, found["K"].tuned) == ("4", (0.9, 1.1), (1.5, 1.0))

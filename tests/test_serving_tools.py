@@ -219,6 +219,7 @@ def test_a_template_that_knows_calls_is_given_tools_and_another_model_is_told_of
         {"role": "tool", "content": "sunny"},
     ]
     system, asked, result = told(messages, use, tokenizer)[0]
+    assert told(messages, None, tokenizer)[0] == [messages[0], asked, result]
     assert system["content"].startswith("Be brief.\n\nYou may call functions.")
     assert '"name": "weather"' in system["content"]
     assert CallReader(["weather"]).push(asked["content"], is_last=True)[1][0].function.arguments == '{"town": "Rome"}'

@@ -224,8 +224,7 @@ def start(policy: Policy, sampling: Sampling, verification: str, seed: int, **op
 @pytest.mark.parametrize("is_watched", [False, True])
 @pytest.mark.parametrize("policy", [Fixed(k=0), Fixed(k=5), CostAware(max_tokens=16)])
 @pytest.mark.parametrize(
-    ("sampling", "verification"),
-    [(Sampling(temperature=0.0), "greedy"), (WARM, "token"), (WARM, "block"), (WARM, "compare")],
+    ("sampling", "verification"), [(Sampling(temperature=0.0), "greedy"), (WARM, "token"), (WARM, "block"), (WARM, "compare")]
 )
 def test_a_compiled_target_gives_what_the_host_gives(policy: Policy, sampling: Sampling, verification: str, is_watched: bool):
     """Catches a draft token verified at another place, a uniform used twice, and a cache of another length."""

@@ -379,10 +379,7 @@ def test_what_cannot_be_written_is_told(answers, dev, tmp_path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"collect.dev_share": 0.0},
-            r"no prompts to calibrate on: its split dev is empty \(train has 24\)",
-        ),
+        ({"collect.dev_share": 0.0}, r"no prompts to calibrate on: its split dev is empty \(train has 24\)"),
         ({"collect.split": "test"}, r"no prompts to train on: its split train is empty \(test has 24\)"),
         ({"collect.splits": ["train"]}, r"no prompts to calibrate on"),
         ({"collect.features": []}, r"train\.head_lagged reads the leaf text, and collect\.features has none\. Add leaf to it"),

@@ -110,14 +110,7 @@ def test_lengths_are_configured_before_the_engine_is_made(ours: Any, schedule: s
 
 
 def serve(
-    lengths: Lengths,
-    *,
-    acceptance: float,
-    pass_s: float,
-    step_s: float,
-    num_steps: int,
-    num_reqs: int = 1,
-    pauses: float = 0.0,
+    lengths: Lengths, *, acceptance: float, pass_s: float, step_s: float, num_steps: int, num_reqs: int = 1, pauses: float = 0.0
 ) -> float:
     """Tokens per second of so many steps, each known one step late; a share of them takes three passes longer."""
     rng, now, tokens, waiting = random.Random(0), 0.0, 0, []

@@ -141,8 +141,7 @@ def is_steady(times: Iterable[list[float]]) -> bool:
 
 
 def recall(kind: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The figures that `remember` was given for the same facts; None where there are none, or they are those of a busy machine
-    and ten minutes old."""
+    """The figures that `remember` was given for these facts; None without any, or if a busy machine's are ten minutes old."""
     path = _path(kind, of)
     with suppress(OSError, ValueError):  # nothing, half a file, or one of another person
         found, age_s = json.loads(path.read_text(encoding="utf-8")), time.time() - path.stat().st_mtime

@@ -5,11 +5,13 @@ that could be the beginning of a stop string waits until it is decided.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 _BROKEN = "\ufffd"
 _WINDOW = 8  # tokens that are decoded again with each new one
+CALL_TAGS = "<tool_call>", "</tool_call>"
+"""Tags of a call, which are shown where they are special tokens too."""
 
 
 class Detokenizer:
@@ -26,7 +28,7 @@ class Detokenizer:
             raise ValueError(f"stop must be a text or a list of texts, got {stop!r}")
         if not all(stop):
             raise ValueError("a stop string is empty; remove it, or give the text to stop at")
-        self._read = _reader(tokenizer)
+        self._read, self._hidden = _reader(tokenizer), _hidden(tokenizer)
         self._stop = tuple(stop)
         self._tokens: list[int] = []
         self._start = 0  # tokens before this one no longer influence how the next ones read
@@ -34,11 +36,13 @@ class Detokenizer:
         self._end = 0  # the first token that is not
         self._text = ""
         self._released = 0
-        tails = ([*before[-num:]] for num in range(1, len(before) + 1))
+        tails = ([t for t in before[-num:] if t not in self._hidden] for num in range(1, len(before) + 1))
         if tail := next((tail for tail in tails if not self._read(tail).endswith(_BROKEN)), None):
             self._tokens, self._known, self._end = tail, self._read(tail), len(tail)
 
     def push(self, token: int) -> tuple[str, bool]:
+        if token in self._hidden:
+            return "", False
         self._tokens.append(token)
         longer = self._read(self._tokens[self._start :])
         if len(longer) > len(self._known) and not longer.endswith(_BROKEN):
@@ -84,10 +88,17 @@ def half_character(text: str) -> str | None:
 
 
 def _reader(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Ids to text without special tokens. What transformers wraps around a fast tokenizer takes longer than that does."""
+    """Ids to text. What transformers wraps around a fast tokenizer takes longer than that does."""
     from transformers import PreTrainedTokenizerFast as Fast
 
     kind = type(tokenizer)
     if issubclass(kind, Fast) and kind.decode is Fast.decode and kind._decode is Fast._decode:
-        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
-    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+@lru_cache
+def _hidden(tokenizer: Any) -> frozenset[int]:
+    """Ids of the special tokens that no text shows."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(i for i, token in added if token.special and token.content not in CALL_TAGS)

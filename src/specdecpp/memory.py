@@ -30,8 +30,7 @@ SAMPLINGS = 64
 
 
 class Memory:
-    """Costs and experience of one pair under one policy. `costs`, if given, replace the measurement, which is
-    made when a policy first needs it.
+    """Costs and experience of a pair under a policy. `costs` replace the measurement, made when a policy first needs it.
 
     Without `remembers` nothing that requests have taught is read or written, in this process or on disk: each begins with what
     practice has shown. Costs as they were measured are kept all the same.
@@ -121,8 +120,7 @@ class Memory:
         return of | ({} if is_lossless(self.verification) else {"verification": str(self.verification)})
 
     def tally(self, sampling: Sampling, prompt: Sequence[int]) -> RequestTally | None:
-        """A tally that compares a request with the pair's check; None where there was none, and where acceptance is not the
-        ratio test's."""
+        """A tally that compares a request with the pair's check; None without, or where acceptance is not the ratio test's."""
         of = verification_for(sampling, self.verification)
         if not (self.remembers and self.pair.is_identified and isinstance(of, TokenVerification | GreedyVerification)):
             return None

@@ -24,8 +24,7 @@ ROWS = 256
 
 @dataclass(slots=True)
 class Reading:
-    """A piece of a prompt: ids for the target and ids for the draft, either of which may be empty. `took_s` becomes the
-    request's share of the passes, seconds."""
+    """A piece of a prompt: ids for the target and for the draft, perhaps none. `took_s`: the request's share in seconds."""
 
     request: Request
     target: list[int]

@@ -189,8 +189,7 @@ class Check:
 
     @property
     def is_worth(self) -> bool | None:
-        """True: the whole interval of the best lies above 1; False: below `LEAST_GAIN`. None: too close to call, or too few
-        prompts for an interval."""
+        """True: the whole interval of the best lies above 1; False: below `LEAST_GAIN`. None: too close, or too few prompts."""
         if self.best.interval is None:
             return None
         low, high = self.best.interval

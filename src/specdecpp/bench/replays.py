@@ -59,8 +59,7 @@ class Recording:
 
 
 def heads_for(folder: Path | str, name: str | None) -> dict[str, AcceptanceHead]:
-    """The head of this name, else that of the reference pair where the labels are of that pair. Raises `HeadError` for one
-    that cannot be read."""
+    """The head of this name, else the reference pair's for labels of that. Raises `HeadError` for one that cannot be read."""
     if name is not None:
         return {Path(name).name: AcceptanceHead.from_pretrained(name)}
     of = shards.about(folder).get("pair", {})

@@ -63,8 +63,7 @@ def _row(entry: Entry, entries: Sequence[Entry], *, seed: int) -> Row:
 
 
 def share_of_headroom(own: float, best_fixed: float | None, oracle: float | None) -> float | None:
-    """How much of the way from the best fixed length to an oracle a policy has gone, in tokens per second: 1 is all of it;
-    None where there is no way to go.
+    """Share of the way from the best fixed length to an oracle, in tokens per second, that a policy has gone; None for none.
 
     >>> round(share_of_headroom(20.9, 19.1, 27.0), 3)
     0.228

@@ -161,8 +161,7 @@ class PairNames:
 
 
 def with_pair(*, copies: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the options that name a pair, which it gets as `names`. `copies`: a target may stand alone, draft tokens are
-    then copied from the text."""
+    """Give a verb the options that name a pair, as `names`. `copies`: a target may stand alone; drafts are then copied."""
     options = {"target": Target, "draft": DraftOrCopies if copies else Draft, "head": Head}
     options |= {"dtype": DTypeOption, "device": Device, "backend": BackendOption}
     parameters = [

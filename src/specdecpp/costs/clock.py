@@ -193,7 +193,6 @@ def _times(outcome: "Outcome") -> tuple[int, float, float]:
 
 
 def differ(before: Costs, now: Costs) -> bool:
-    """True where a step of one, two or four draft tokens differs by a factor of `WRONG`, in passes of the target alone: those a
-    slower machine leaves as they are."""
+    """True where steps of 1, 2 or 4 draft tokens differ by `WRONG` times, in passes, which a slower machine leaves alone."""
     steps = ([costs.step_s(k) / costs.verify_s(1) for k in (1, 2, 4)] for costs in (before, now))
     return any(not 1 / WRONG <= a / b <= WRONG for a, b in zip(*steps, strict=True))

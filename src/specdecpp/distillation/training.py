@@ -99,8 +99,7 @@ class _Rounded(torch.autograd.Function):
 
 
 def rounded(weight: Float[Tensor, "R C"], precision: Precision) -> Float[Tensor, "R C"]:
-    """The values that a file of this precision will have, to the bit. Rows that are not of whole blocks are stored in 16 bits
-    and stay unchanged."""
+    """The values that a file of this precision will have, to the bit; rows that are not of whole blocks stay unchanged."""
     if weight.shape[-1] % BLOCK:
         return weight
     blocks = weight.reshape(-1, BLOCK)

@@ -1,5 +1,4 @@
-"""The layers of a small model to keep: for each number those without which least acceptance is lost, and the number by
-predicted tokens/s.
+"""The layers of a small model to keep: for each number those that acceptance needs most, the number by predicted tokens/s.
 
     a first text of the target -> acceptance without each layer -> the cheapest layer goes -> again without the next cheapest
     a few shards of the text -> each number of layers: trained on all of them but one, measured along that one

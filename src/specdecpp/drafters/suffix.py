@@ -29,8 +29,7 @@ class Match:
     count: int = 0
 
     def confidence(self, i: int) -> float:
-        """The estimate in place of q for draft token i: odds of a quarter of the length, times count^1.5. A rule's score learns
-        the rest.
+        """The estimate in place of q for draft token i: odds of length/4 times count^1.5. A rule's score learns the rest.
 
         Of what SmolLM2 writes at temperature 0.8 this says .20 of a single match of one token and .50, .67 of four and eight,
         where .17, .55 and .70 went on so; of a token that has followed twice .41, where .37 did (LOG.md).

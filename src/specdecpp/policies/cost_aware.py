@@ -62,8 +62,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class CostAware(HeadPolicy):
-    """Go on while the next draft token's chance of ending in the output is worth the time it adds. Nothing to tune, for any
-    pair.
+    """Go on while the next draft token's chance of ending in the output is worth the time it adds. Nothing to tune.
 
     Costs are measured on the machine. S_k comes from a head's probabilities or, without one, from q; a `score` learned from
     the request's own outcomes corrects either. m is estimated by a, the acceptance of the request so far, and rho is the rate
@@ -216,8 +215,7 @@ def prices_of_more(costs: Costs, max_tokens: int, mean: float) -> Sequence[float
 
 @lru_cache(maxsize=64)
 def _plans(costs: Costs, max_tokens: int) -> tuple[tuple[float, ...], tuple[tuple[int, int, float], ...]]:
-    """Seconds that one more draft token adds after 0, 1, ... of them; and, of plans for several, (draft tokens so far, j,
-    seconds).
+    """Seconds that one more draft token adds after 0, 1, ...; and, of plans for several, (draft tokens so far, j, seconds).
 
     Later draft tokens of a plan are worth less than its first, so it can only pay where it costs less a draft token than every
     shorter one does: behind a step of the curve. Where that grows evenly there is none.

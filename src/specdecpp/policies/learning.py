@@ -115,8 +115,7 @@ class Gains(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PastRequests:
-    """Statistics of earlier requests: sums of which older requests fade, and running means of bias and slope. All 0 before the
-    first."""
+    """Statistics of earlier requests: sums of which older ones fade, and running means of bias and slope. All 0 at first."""
 
     num_requests: float = 0.0
     num_tested: float = 0.0

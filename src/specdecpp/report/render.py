@@ -107,8 +107,7 @@ def stats(metrics: "Metrics", *, policy: str, seed: int | None, finish_reason: s
 
 
 def plain_table(first: str, *numbers: str, gap: int) -> Table:
-    """A table without lines: a name to the left, on several lines where the screen is narrow, numbers to the right under
-    their units."""
+    """A table without lines: a name to the left (several lines on a narrow screen), numbers to the right under their units."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
     table.add_column(first)
     for header in numbers:

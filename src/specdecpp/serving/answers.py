@@ -134,8 +134,7 @@ class Answer:
         return replies.Completion(**fields, object="text_completion")
 
     def chunks(self, events: Sequence[StepEvent], queue_s: float | None) -> list[Any]:
-        """Chunks of steps that came together: one for each answer, or for each step where details are asked for; none for
-        steps that show nothing."""
+        """Chunks of steps that came together: one for each answer, or with details for each step; none that show nothing."""
         key = id if self._details else attrgetter("index")
         groups = [list(group) for _, group in groupby(events, key)]
         return [chunk for group in groups for chunk in self._chunks_of(group, queue_s)]

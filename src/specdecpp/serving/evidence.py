@@ -7,13 +7,14 @@ temperature 0, where these are one-hot, both are softmaxes at temperature 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from operator import mul
 from typing import Any, Literal
 
 from torch import Tensor
 
+from specdecpp.detokenize import Detokenizer
 from specdecpp.policies import protocol
 from specdecpp.sampling import at_least_float32
 from specdecpp.serving.replies import StepDetails, TokenDetails
@@ -48,6 +49,7 @@ class Recorder:
     def __init__(self, session: Session, tokenizer: Any, *, num_top: int | None = None, details: bool = False):
         self._is_greedy, self._ends = session.sampling.is_greedy, session.ends
         self._tokenizer, self._num_top, self._details = tokenizer, num_top, details
+        self._shown = Detokenizer(tokenizer, before=session.tokens[-4:])
         self._seen: tuple[Plan, Result] | None = None
 
     def __call__(self, plan: Plan, result: Result) -> None:
@@ -72,7 +74,7 @@ class Recorder:
         return tuple(
             ScoredToken(
                 text=self._text(token),
-                num_shown=len(self._text(token, skip_special=True)),
+                num_shown=len(self._shown.push(token)[0]),
                 logprob=max(logprob, LEAST),
                 top=tuple((self._text(i), max(value, LEAST)) for i, value in zip(best, found, strict=True)),
             )
@@ -109,14 +111,16 @@ class Recorder:
             at_s=at_s,
         )
 
-    def _text(self, token: int, *, skip_special: bool = False) -> str:
-        return _token_text(self._tokenizer, token, skip_special)
+    def _text(self, token: int) -> str:
+        return _token_text(self._tokenizer, token)
 
 
 @lru_cache(2**17)
-def _token_text(tokenizer: Any, token: int, skip_special: bool) -> str:
-    """A token by itself; decoding one takes as long as a small model's draft step."""
-    return tokenizer.decode([token], skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+def _token_text(tokenizer: Any, token: int) -> str:
+    """A token as it reads behind a letter: some decoders strip the first space. It takes as long as a small draft's step."""
+    letter = tokenizer.encode("a", add_special_tokens=False)
+    read = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+    return read([*letter, token])[len(read(letter)) :]
 
 
 def _aligned(least: Sequence[float], num: int) -> list[float]:

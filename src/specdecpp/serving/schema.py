@@ -298,8 +298,7 @@ def _parts(value: Any) -> Any:
 
 
 class Message(Body):
-    """One message of a conversation: text, calls of the assistant, or the result of one. A developer is OpenAI's newer name of
-    the system."""
+    """A message of a conversation: text, calls of the assistant, or a call's result. OpenAI's newer system: developer."""
 
     unsupported: ClassVar[Neutral] = {"annotations": ([],), "audio": (), "function_call": (), "reasoning": (), "refusal": ()}
     prefix = "messages."

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+from specdecpp.detokenize import CALL_TAGS
 from specdecpp.grammar import BLANKS, Grammar
 from specdecpp.serving.schema import CalledFunction, ToolCall, ToolUse
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = CALL_TAGS
 _TOLD = (
     "You may call functions. Their signatures:\n%s\nTo call one, answer with a JSON object that has its name and arguments, "
     f'between tags:\n{OPEN}\n{{"name": <function name>, "arguments": <JSON object>}}\n{CLOSE}'
@@ -89,10 +90,11 @@ def _is_token(tag: str, tokenizer: Any) -> bool:
 def told(messages: Sequence[Json], use: ToolUse | None, tokenizer: Any) -> tuple[list[Json], list[Json] | None]:
     """Messages, and tools for the chat template where that has the form of calls which is read here; elsewhere a system message
     tells the model of them."""
+    template = str(getattr(tokenizer, "chat_template", ""))
     if use is None:
-        return list(messages), None
+        return [*(messages if "tool_call" in template else map(_plain, messages))], None
     tools = [{"type": "function", "function": function} for function in use.functions]
-    if OPEN in str(getattr(tokenizer, "chat_template", "")):
+    if OPEN in template:
         return list(messages), tools
     text = _TOLD % "\n".join(map(json.dumps, tools))
     plain = [_plain(message) for message in messages]
@@ -105,7 +107,9 @@ def _plain(message: Json) -> Json:
     """A message whose calls and results are text: for templates that know neither."""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
+    if not message.get("tool_calls"):
+        return message
+    calls = [json.dumps(call["function"]) for call in message["tool_calls"]]
     content = "\n".join([message["content"] or "", *(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)]).strip()
     return {"role": message["role"], "content": content}
 

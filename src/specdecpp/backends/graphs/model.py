@@ -118,8 +118,7 @@ class GraphModel(LeanModel):
 
     @torch.inference_mode()
     def record(self, widths: Sequence[int], length: int) -> bool:
-        """Record passes of these widths over texts up to this length, on the cache of the next request. Tells whether there are
-        any: nothing is recorded on a CPU."""
+        """Record passes of these widths over texts up to this length, on the next request's cache; False on a CPU."""
         other = self.new_cache()
         if other.static.graphs is None:
             return False

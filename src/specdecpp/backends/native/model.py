@@ -136,8 +136,7 @@ class NativeModel:
     "int8" rounds to bytes as llama.cpp does: quicker with many rows, and as far from float32 as bfloat16 is
     (docs/how-it-works.md). Whichever it is, its distribution is then decoded exactly.
 
-    Raises `BackendError` for a model that it cannot compute, where there is no compiled code, and where its logits are not
-    those of transformers.
+    Raises `BackendError` for a model that it cannot compute, without compiled code, and for logits unlike transformers'.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ are copied from the text (`copying`) are only verified here.
 import ctypes
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter as _now
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -102,7 +102,7 @@ def _draft_model(request: Request) -> Any:
 
 def _together(batch: list[tuple[Any, Any]]) -> dict[int, Any]:
     """Results of steps and pieces of prompts over the same weights, by the `id` of the plan or reading: one pass of the draft a
-    draft token, and one of the target. Seconds are shared by the rows that were read."""
+    draft token, and one of the target. Seconds are shared by the rows of each pass."""
     started = _now()
     drafting = [(half, task) for half, what in batch if (task := half.drafts(what)) is not None]
     if drafting:
@@ -111,14 +111,14 @@ def _together(batch: list[tuple[Any, Any]]) -> dict[int, Any]:
     verifying = [(half, task) for half, what in batch if (task := half.verifies(what)) is not None]
     if verifying:
         verifying[0][0].target.model.verify([half.target for half, _ in verifying], [task for _, task in verifying])
-    draft_s = _shared(drafted - started, {half: task.read for half, task in drafting})
+    draft_s = _shared(drafted - started, {half: task.forward_s for half, task in drafting})
     verify_s = _shared(_now() - drafted, {half: task.num_tokens for half, task in verifying})
     return {id(what): half.result(what, draft_s.get(half, 0.0), verify_s.get(half, 0.0)) for half, what in batch}
 
 
-def _shared(seconds: float, rows: dict[Any, int]) -> dict[Any, float]:
-    whole = sum(rows.values()) or 1
-    return {one: seconds * num / whole for one, num in rows.items()}
+def _shared(seconds: float, by: Mapping[Any, float]) -> dict[Any, float]:
+    whole = sum(by.values()) or 1
+    return {one: seconds * part / whole for one, part in by.items()}
 
 
 class _Prompt:

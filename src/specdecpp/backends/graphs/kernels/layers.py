@@ -104,8 +104,7 @@ def rotate(
     META: tl.constexpr,
     positions=None,
 ):
-    """Norms, if there are weights, and angles of one head of one row of `qkv` [n, heads + 2 kv heads, size]; keys and values go
-    to their places.
+    """Norms, if there are weights, and angles of a head of a row of `qkv` [n, heads + 2 kv heads, size]; stores keys, values.
 
     The place of row i is start + i, and so is its position unless `positions` says another. Tables [positions, size] have the
     signs of the rotation with the sines.

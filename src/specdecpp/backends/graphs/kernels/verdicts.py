@@ -109,8 +109,7 @@ def _line_sums(cells, num, num_parts):
 def judge(
     p, q, p_totals, q_totals, carries, masses, rests, commons, line, order, uniforms, outcome, vocab, PARTS: tl.constexpr
 ):
-    """(how many are accepted, which token follows, and the overlaps of p and q) by the ratio test; with carries by block
-    verification.
+    """(number accepted, the token that follows, overlaps of p and q) by the ratio test; with carries by block verification.
 
     Uniform i tests draft token i + 1, the one behind them draws. One program.
     """

@@ -248,6 +248,7 @@ extern "C" void native_propose(Model* m, int threads, Drafting** tasks, int coun
     float* x = is_row ? on[0]->row() : logits.data();
     pass(*m, threads, parts.data(), int(parts.size()), tokens.data(), x, states.data(), -1, nullptr, &output);
     double row_s = (now() - started) / tokens.size();
+    for (Drawing& one : all) one.d.forward_s += is_first && !one.d.limit ? one.n * row_s : 0;
     auto one = [&, x, state = states.data()](int i) {
       on[i]->d.forward_s += on[i]->n * row_s;
       on[i]->draws(x + i * size, state + size_t(i) * s.width);
