@@ -239,14 +239,14 @@ def test_a_full_disk_keeps_what_is_finished(
 ) -> None:
     """Catches a traceback, half a shard and lost work where the disk is full (/dev/full is one)."""
     recipe = recipe_of(home, tmp_path)
-    monkeypatch.setattr(cache_dir.secrets, "token_hex", lambda num: "0" * num)
+    monkeypatch.setattr(cache_dir.secrets, "token_hex", lambda num: "00" * num)
     monkeypatch.setattr(cache_dir, "LEFT_S", float("inf"))  # the device is older than any part
 
     def progress(now: Progress) -> None:
         if now.shards_done == 2 and not full.exists():
             full.symlink_to("/dev/full")
 
-    full = recipe.labels / f"shard-00002.parquet.{os.getpid()}-0000.part"
+    full = recipe.labels / f"shard-00002.parquet.{os.getpid()}-00000000.part"
     with pytest.raises(
         DataError, match=r"is full\)\. The 2 finished shards are safe: make room and run the same command again"
     ):
@@ -273,15 +273,17 @@ def test_a_folder_that_cannot_be_written_is_told_before_models_are_loaded(home: 
 
 
 def test_two_runs_do_not_share_a_folder(whole: Path, home: Path, pair: Pair, tmp_path: Path) -> None:
-    """Catches two runs that write under the same names, and one that removes what the other is writing."""
+    """Catches two runs that write under the same names, and one that removes what the other, or anybody else, has written."""
     recipe = recipe_of(home, tmp_path)
     with claimed(recipe.labels):
-        half = recipe.labels / "shard-00000.parquet.1-ab.part"
-        half.write_text("half")
+        half = recipe.labels / "shard-00000.parquet.1-abababab.part"
+        for path in (half, recipe.labels / "film.mkv.part"):
+            path.write_text("half")
         with pytest.raises(DataError, match=r"another run works in .*labels\. Wait until it has ended"):
             collect(recipe, pair)
         assert half.exists()
     collect(recipe, pair)
+    (recipe.labels / "film.mkv.part").unlink()  # nobody's who runs: it is still there
     assert hashes(recipe.labels) == hashes(whole)
 
 

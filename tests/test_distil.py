@@ -150,6 +150,7 @@ def test_what_is_trained_is_the_end_of_the_draft(kind):
 def test_a_qwen3_comes_to_its_verdict(tmp_path, monkeypatch):
     """Catches a step, from choosing a shape to the check, that only works for a Llama; a random target has nothing to learn."""
     monkeypatch.setattr(finishing, "CHECKED", 2)
+    monkeypatch.setattr(finishing.check, "keep_figures", lambda pair, prompts, trial, tell: [*map(list, prompts)])
     course = Course(epochs=1, rows=128)
     plan = plan_of(filled(tmp_path, "qwen3", layers=6), tmp_path / "out", shape=None, tokens=1500, course=course)
     card = finishing.finish(plan, distil(plan))
@@ -158,6 +159,8 @@ def test_a_qwen3_comes_to_its_verdict(tmp_path, monkeypatch):
     assert len(settled["tried"]) > 1
     assert distil(replace(plan))["draft"]["shape"] == card["draft"]["shape"] == settled["shape"]
     assert 0 < card["acceptance"]["prompts"]["1"] <= 1
+    trained = run._Run(plan, print, print)._prompts
+    assert not [prompt for prompt in card["reference"] if prompt in trained], "the verdict is on prompts that were held out"
     assert card["check"]["sentences"][0].lower().startswith(("worth it", "not worth it", "too close to call"))
 
 
@@ -219,6 +222,12 @@ def test_what_cannot_be_distilled_is_said(folder, whole, tmp_path):
     few = (Source(path=str(tmp_path / "few.jsonl"), prompt="text"),)
     with pytest.raises(DataError, match="2 prompts leave room"):
         distil(plan_of(folder, tmp_path / "b", sources=few))
+    (tmp_path / "c" / "draft").mkdir(parents=True)
+    with pytest.raises(DataError, match="has a draft and no plan"):
+        distil(plan_of(folder, tmp_path / "c"))
+    few = (Source(path=str(folder / "prompts.jsonl"), prompt="text", rows=90),)
+    found = run._Run(plan_of(folder, tmp_path / "d", sources=few, tokens=1500), print, print)._decided()
+    assert found["num_shards"] == 2, "a shard has 64 answers also where fewer prompts train"
     wrongs = {
         "got neither": {"tokens": None},
         "got both": {"minutes": 3.0},

@@ -225,7 +225,7 @@ def test_without_branches_the_product_is_unknown():
     assert found["toy"]["head"].keys() == full["toy"]["head"].keys()
     assert found["toy"]["head"]["auroc_product"] is found["toy"]["cumulative_q"]["auroc_product"] is None
     assert found["toy"]["head"]["auroc_token"] is not None
-    assert verdicts(found) == ["toy: whether head beats cumulative q is unknown, as the labels have no branches."]
+    assert verdicts(found) == ["toy: whether head beats cumulative q is unknown: no label has branches, or a rejection."]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_without_branches_the_product_is_unknown():
         (-0.05, 0.004, "head does not beat cumulative q (AUROC 0.750, -0.050 ± 0.004)."),
         (-0.001, 0.004, "head does not beat cumulative q (AUROC 0.799, -0.001 ± 0.004)."),
         (0.005, 0.004, "head and cumulative q are too close to call (AUROC 0.805, +0.005 ± 0.004)."),
-        (0.005, None, "head beats cumulative q (AUROC 0.805, +0.005)."),
+        (0.005, None, "head and cumulative q are too close to call (AUROC 0.805, +0.005)."),
     ],
 )
 def test_a_head_that_does_not_beat_the_free_rule_says_so(gain: float, error: float | None, words: str):

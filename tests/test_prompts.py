@@ -70,8 +70,9 @@ def test_every_kind_of_file_gives_the_same_prompts(tmp_path: Path, file: Path) -
     with gzip.open(tmp_path / "maths.jsonl.gz", "wt") as out:
         out.write(text + "\n")
     (tmp_path / "maths.json").write_text(json.dumps(ROWS))
+    (tmp_path / "maths.marked.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "maths.parquet")
-    for name in ("maths.jsonl", "maths.jsonl.gz", "maths.json", "maths.parquet"):
+    for name in ("maths.jsonl", "maths.jsonl.gz", "maths.json", "maths.parquet", "maths.marked.jsonl"):
         assert texts(source(tmp_path / name)) == TEXTS
         assert source(tmp_path / name).label == "maths"
 

@@ -73,6 +73,7 @@ def test_the_loss_is_normalised_by_the_weights():
     s = logit.sigmoid()
     expected = -(0.25 * s[0].log() + 6 * 0.75 * (1 - s[0]).log() + s[1].log()) / (0.25 + 6 * 0.75 + 1)
     assert acceptance_loss(logit, label, rejection_weight=6.0) == pytest.approx(float(expected), rel=1e-6)
+    assert acceptance_loss(logit[:0], label[:0]) == 0, "of no labels"
 
 
 @pytest.mark.parametrize("weight", [1.0, 6.0])

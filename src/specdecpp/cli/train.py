@@ -67,6 +67,7 @@ def train(
     recipe = recipe if out is None else replace(recipe, out=out)
     if temperature is not None and only != "calibrate":
         raise ValueError("--temperature is for --only calibrate. A recipe says at which temperature labels are made.")
+    plans = pipeline.chosen(recipe, names, is_grid=is_grid)
     if only is None:
         pipeline.check(recipe)
     if only in (None, "collect"):
@@ -77,7 +78,6 @@ def train(
             write(f"{recipe.labels}: {end.prompts_done:,} answers in {end.num_shards} shards ({_pace(end)})\n")
     if only == "collect":
         return
-    plans = pipeline.chosen(recipe, names, is_grid=is_grid)
     if only in (None, "train"):
         with render.live("training", quiet=quiet) as say:
             heads = pipeline.train_heads(recipe, plans, tell=lambda name, epoch: say(f"{name}: {_figures(asdict(epoch))}"))

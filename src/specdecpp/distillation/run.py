@@ -30,7 +30,7 @@ from specdecpp.loading import vocabulary
 from specdecpp.loading.pair import Pair, short_name
 from specdecpp.sampling import Sampling
 from specdecpp.training.collect import questions, versions
-from specdecpp.training.folders import claimed
+from specdecpp.training.folders import claimed, writing
 from specdecpp.training.prompts import Source, gather
 
 PLAN, TEXT, CARD = "plan.json", "text", "card.json"
@@ -147,7 +147,8 @@ class _Run:
         lengths, shares = _survey(paths, target.vocab_size)
         draft, trainer = self._trained(settled, paths, lengths, shares, asked)
         self._tell("measuring")
-        files = saving.save(draft, target, plan.out, kept=None if self._small else shape.kept)
+        with writing(plan.out, safe="What was written and trained"):
+            files = saving.save(draft, target, plan.out, kept=None if self._small else shape.kept)
         answers = self._answered([q.prompt for q in self._held], plan.sampling, layer=shape.kept, seed=(plan.seed, 2))
         written = Target(str(plan.out / files[0]), plan.device).writer
         found = measuring.by_source(target.writer, written, [q.source for q in self._held], answers)
@@ -193,6 +194,8 @@ class _Run:
         model keeps, and what was measured, `passes` and `tried`."""
         path = self._plan.out / PLAN
         if not path.is_file():
+            if taken := [name for name in (saving.DRAFT, saving.FILE) if (self._plan.out / name).exists()]:
+                raise DataError(f"{self._plan.out} has a {taken[0]} and no {PLAN}. Distil into another folder with --out.")
             cache_dir.write(path, json.dumps({"asked": asked, **self._decided()}, indent=1) + "\n")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -219,7 +222,8 @@ class _Run:
         self._tell("choosing a shape")
         began = time.perf_counter()
         num_prompts = SHARD * (1 if plan.minutes is None else self._group)  # the rate is that of a group
-        first = self._answered(self._prompts[:num_prompts], plan.sampling, layer=0, seed=(plan.seed, 0))
+        asked = [self._prompts[i % len(self._prompts)] for i in range(num_prompts)]
+        first = self._answered(asked, plan.sampling, layer=0, seed=(plan.seed, 0))
         rate = sum(piece.num_answer for piece in first) / (time.perf_counter() - began)
         self._tell(f"choosing a shape: the target writes {rate:,.0f} tokens/s")
         num_tokens = plan.tokens or round(60 * (plan.minutes or 0) * WRITING * rate)

@@ -29,6 +29,7 @@ from specdecpp.distillation.network import is_fast_at_half, tail
 from specdecpp.distillation.text import TextPiece
 from specdecpp.errors import DataError
 from specdecpp.loading.gguf_writing import Precision
+from specdecpp.training.folders import writing
 from specdecpp.training.labels import padded
 from specdecpp.training.train import rate, saved
 
@@ -279,7 +280,7 @@ class Trainer:
     def _save(self, path: Path, origin: Mapping[str, Any]) -> None:
         own = [p.detach() for p in self.own]
         state = {"origin": dict(origin), "step": self.step, "optimiser": self._optimiser.state_dict(), "own": own}
-        with cache_dir.whole(path) as part:
+        with writing(path.parent, safe="The steps before the last save"), cache_dir.whole(path) as part:
             torch.save(state, part)
 
     def _restore(self, path: Path, origin: Mapping[str, Any]) -> None:

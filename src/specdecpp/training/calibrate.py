@@ -27,7 +27,7 @@ from specdecpp.policies.head import HeadPolicy
 from specdecpp.sampling import Sampling
 from specdecpp.session import Session
 from specdecpp.step import Plan, Result
-from specdecpp.training.evaluate import figures, joined
+from specdecpp.training.evaluate import figures, joined, known
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import Points
 from specdecpp.training.scores import LENGTH, Judged, Steps, head_logits, steps
@@ -199,7 +199,7 @@ def _fitted(
     after = calibrated(score, label, rejection_weight=debiased.rejection_weight, weight=weight)
     stages = {"raw": Calibration(), "debiased": debiased, "before": before, "calibrated": after}
     return after, {
-        name: figures([(judged.calibrated(by), of) for judged, of in answers])[0]
+        name: {key: known(value) for key, value in figures([(judged.calibrated(by), of) for judged, of in answers])[0].items()}
         for name, by in stages.items()
         if by is not None
     }

@@ -65,10 +65,10 @@ def _compared(by_score: Mapping[str, Sequence[tuple[Judged, Steps | None]]]) -> 
         if name != RIVAL and product is not None and rival is not None:
             gain = product.gain(rival)
         values.update(gain_product=gain[0], gain_product_error=gain[1])
-    return {name: {key: _known(value) for key, value in values.items()} for name, (values, _) in found.items()}
+    return {name: {key: known(value) for key, value in values.items()} for name, (values, _) in found.items()}
 
 
-def _known(value: Any) -> Any:
+def known(value: Any) -> Any:
     """JSON has no nan."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
@@ -101,10 +101,10 @@ def verdicts(evaluation: Evaluation) -> list[str]:
             figures = scores[name]
             gain, error = figures["gain_product"], figures.get("gain_product_error")
             if gain is None:
-                said.append(f"{source}: whether {name} beats cumulative q is unknown, as the labels have no branches.")
+                said.append(f"{source}: whether {name} beats cumulative q is unknown: no label has branches, or a rejection.")
                 continue
             words = f"{name} {'beats' if gain > 0 else 'does not beat'} cumulative q"
-            if error is not None and 0 < gain < 2 * error:
+            if gain > 0 and (error is None or gain < 2 * error):
                 words = f"{name} and cumulative q are too close to call"
             spread = "" if error is None else f" ± {error:.3f}"
             said.append(f"{source}: {words} (AUROC {figures['auroc_product']:.3f}, {gain:+.3f}{spread}).")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from specdecpp.cache_dir import PART
 from specdecpp.errors import DataError, first_line
 
@@ -51,7 +53,7 @@ def writing(folder: Path, *, safe: str) -> Iterator[None]:
     """Raise `DataError` where what is written in this block cannot be: `safe` is what nevertheless stays."""
     try:
         yield
-    except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own for a full disk
         is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "its disk is full" if is_full else getattr(error, "strerror", None) or first_line(error)
         raise DataError(
@@ -71,7 +73,7 @@ def _is_taken(held: int) -> bool:
     except OSError:
         return False
     for name in os.listdir(held):
-        if name.endswith(PART):
+        if Path(name).match(f"*.[0-9]*-????????{PART}"):  # as `cache_dir.whole` names them
             with suppress(OSError):
                 os.unlink(name, dir_fd=held)
     return False

@@ -95,7 +95,8 @@ def calibrate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead], *, agai
     for name, head in heads.items():
         done[name] = head
         if again or not head.card.is_calibrated:
-            done[name] = calibrate_head(head, shards.read(recipe.labels, split="dev"))
+            sampling = shards.about(recipe.labels)["sampling"]  # not that of an earlier calibration
+            done[name] = calibrate_head(head, shards.read(recipe.labels, split="dev")).with_card(sampling=sampling)
             done[name].save_pretrained(recipe.heads / name)
     return done
 
@@ -111,6 +112,7 @@ def evaluate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead]) -> Evalu
     provenance = {
         "command": f"specdecpp train {recipe.name}",
         "split": split,
+        "heads": list(heads),
         "labels": {key: about.get(key) for key in ("git", "digest", "pair", "sampling", "prompts", "threads")},
         "versions": versions("torch", "transformers"),
     }

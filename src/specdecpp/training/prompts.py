@@ -188,7 +188,7 @@ def _file_rows(file: Path) -> Iterator[Row]:
         elif kind == ".json":
             yield from _json_rows(file)
         else:
-            with gzip.open(file, "rt", encoding="utf-8") if kind.endswith(".gz") else file.open(encoding="utf-8") as lines:
+            with (gzip.open if kind.endswith(".gz") else open)(file, "rt", encoding="utf-8-sig") as lines:
                 yield from _lines(file, lines)
     except (OSError, EOFError, ValueError) as error:
         if isinstance(error, DataError):
@@ -197,7 +197,7 @@ def _file_rows(file: Path) -> Iterator[Row]:
 
 
 def _json_rows(file: Path) -> list[Row]:
-    rows = json.loads(file.read_text(encoding="utf-8"))
+    rows = json.loads(file.read_text(encoding="utf-8-sig"))
     if not isinstance(rows, list):
         raise DataError(f"{file} holds a {type(rows).__name__}, not a list of rows. For one object a line, name it .jsonl.")
     return rows

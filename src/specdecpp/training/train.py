@@ -32,7 +32,7 @@ from torch import Tensor
 from specdecpp import cache_dir
 from specdecpp.errors import DataError, first_line
 from specdecpp.head import CARD, AcceptanceHead, Calibration, HeadCard
-from specdecpp.training.evaluate import joined
+from specdecpp.training.evaluate import joined, known
 from specdecpp.training.folders import claimed, writing
 from specdecpp.training.labels import Record
 from specdecpp.training.measures import auroc, kl
@@ -103,9 +103,8 @@ def train(
                 optimiser.zero_grad(set_to_none=True)
                 schedule.step()
                 total, num_labels = total + float(batch_loss.detach()) * len(label), num_labels + len(label)
-            loss, elapsed_s = total / num_labels, perf_counter() - started
-            figures = _figures(unscaled(head), plan, records, dev)
-            epochs.append(Epoch(epoch=epoch, epochs=plan.epochs, loss=loss, elapsed_s=elapsed_s, **figures))
+            about_it = {"loss": total / max(1, num_labels), "num_labels": num_labels, "elapsed_s": perf_counter() - started}
+            epochs.append(Epoch(epoch=epoch, epochs=plan.epochs, **about_it, **_figures(unscaled(head), plan, dev)))
             state = {"origin": origin, "epochs": [asdict(line) for line in epochs]}
             with writing(folder, safe="The epochs before this one"), cache_dir.whole(folder / STATE) as path:
                 torch.save(state | {name: part.state_dict() for name, part in parts.items()}, path)
@@ -153,7 +152,8 @@ def acceptance_loss(
 ) -> Float[Tensor, ""]:
     """sum(-P log s - w (1 - P) log(1 - s)) / sum(P + w (1 - P)): its minimiser is s = P/(P + w (1 - P))."""
     rejected = rejection_weight * (1 - label)
-    return -(label * F.logsigmoid(logit) + rejected * F.logsigmoid(-logit)).sum() / (label + rejected).sum()
+    mass = (label + rejected).sum().clamp(min=1e-9)  # of an answer that kept all of its own tokens there is nothing to learn
+    return -(label * F.logsigmoid(logit) + rejected * F.logsigmoid(-logit)).sum() / mass
 
 
 @dataclass(frozen=True)
@@ -217,14 +217,13 @@ def _check(plan: HeadPlan, records: Sequence[Record]) -> None:
         )
 
 
-def _figures(head: AcceptanceHead, plan: HeadPlan, records: Sequence[Record], dev: Sequence[Record]) -> dict[str, Any]:
-    """Figures of an epoch on the dev answers, and how many labels it has."""
-    draws = records[0].candidate.shape[1] if plan.is_ahead else 1
-    values: dict[str, Any] = {"num_labels": sum(len(r.answer) for r in records) * draws, "dev_auroc": None, "dev_kl": None}
+def _figures(head: AcceptanceHead, plan: HeadPlan, dev: Sequence[Record]) -> dict[str, Any]:
+    """Figures of an epoch on the dev answers."""
+    values: dict[str, Any] = {"dev_auroc": None, "dev_kl": None}
     if dev:
         score, label, _ = joined([head_logits(head, replace(record, branches=None)) for record in dev])
         probability = 1 / (1 + np.exp(-score) / plan.rejection_weight)
-        values |= {"dev_auroc": auroc(score, label), "dev_kl": kl(probability, label)}
+        values |= {"dev_auroc": known(auroc(score, label)), "dev_kl": kl(probability, label)}
     return values
 
 

@@ -112,7 +112,7 @@ def _together(batch: list[tuple[Any, Any]]) -> dict[int, Any]:
     if verifying:
         verifying[0][0].target.model.verify([half.target for half, _ in verifying], [task for _, task in verifying])
     draft_s = _shared(drafted - started, {half: task.forward_s for half, task in drafting})
-    verify_s = _shared(_now() - drafted, {half: task.num_tokens for half, task in verifying})
+    verify_s = _shared(_now() - drafted, {half: float(task.num_tokens) for half, task in verifying})
     return {id(what): half.result(what, draft_s.get(half, 0.0), verify_s.get(half, 0.0)) for half, what in batch}
 
 
