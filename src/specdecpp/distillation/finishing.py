@@ -24,13 +24,12 @@ def finish(plan: DistilPlan, card: Mapping[str, Any], *, tell: Tell = lambda lin
     """The card with a verdict. Raises as `check` does."""
     tell("checking the pair")
     pair = load_pair(plan.target, draft=plan.out / card["draft"]["files"][0], device=plan.device)
-    found = questions(pair, gather(plan.sources, seed=plan.seed), room=plan.max_tokens)[:HELD]  # those that are not trained on
-    prompts = [tuple(question.prompt) for question in found]
+    prompts = [tuple(q.prompt) for q in questions(pair, gather(plan.sources, seed=plan.seed), room=plan.max_tokens)[:HELD]]
     items = prompts[: 2 * CHECKED]
     asked = Questions(dataset=plan.sources[0].label, dev=tuple(items[:CHECKED]), test=tuple(items[CHECKED:]))
     trial = check.Trial(sampling=plan.sampling, seed=plan.seed, max_tokens=max(8, min(96, plan.max_tokens)))
-    verdict = check.check(pair, [asked], trial, tell=lambda now: tell(f"checking the pair: {now.elapsed_s:.0f} s"))
-    done = {**card, "check": advice.to_dict(verdict), "reference": check.keep_figures(pair, prompts, trial, tell=tell)}
+    found = check.check(pair, [asked], trial, tell=lambda now: tell(f"checking the pair: {now.elapsed_s:.0f} s"))
+    done = {**card, "check": advice.to_dict(found), "reference": check.keep_figures(pair, prompts, trial, tell=tell)}
     cache_dir.write(plan.out / CARD, json.dumps(done, indent=1) + "\n")
     return done
 

@@ -105,6 +105,9 @@ class _Run:
     """Phases of one distillation, in their order: settled, write, trained, card."""
 
     def __init__(self, plan: DistilPlan, tell: Tell, say: Tell):
+        taken = [name for name in (saving.DRAFT, saving.FILE) if (plan.out / name).exists()]
+        if taken and not (plan.out / PLAN).is_file():
+            raise DataError(f"{plan.out} has a {taken[0]} and no {PLAN}. Distil into another folder with --out.")
         texts = gather(plan.sources, seed=plan.seed)  # before a model is loaded: a missing file is refused at once
         self._plan, self._tell, self._say = plan, tell, say
         target = self._target = Target(plan.target, plan.device)
@@ -194,8 +197,6 @@ class _Run:
         model keeps, and what was measured, `passes` and `tried`."""
         path = self._plan.out / PLAN
         if not path.is_file():
-            if taken := [name for name in (saving.DRAFT, saving.FILE) if (self._plan.out / name).exists()]:
-                raise DataError(f"{self._plan.out} has a {taken[0]} and no {PLAN}. Distil into another folder with --out.")
             cache_dir.write(path, json.dumps({"asked": asked, **self._decided()}, indent=1) + "\n")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
