@@ -23,8 +23,8 @@ SETTLED_S = 2.0
 
 
 def fingerprint(model: Any) -> str:
-    """32 hex digits of a model's weights: names and shapes of all parameters, every value as bfloat16 whatever it is loaded in,
-    and which tokens are scored where these are not all."""
+    """32 hex digits of a model's weights: names and shapes of all parameters, every value as bfloat16 whatever it is loaded in
+    (float16 lacks small values and is another model), and which tokens are scored where these are not all."""
 
     def digest(named: tuple[str, Tensor]) -> bytes:
         name, parameter = named
