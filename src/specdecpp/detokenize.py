@@ -94,11 +94,13 @@ def _reader(tokenizer: Any) -> Callable[[list[int]], str]:
     kind = type(tokenizer)
     if issubclass(kind, Fast) and kind.decode is Fast.decode and kind._decode is Fast._decode:
         return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
-    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 @lru_cache
 def _hidden(tokenizer: Any) -> frozenset[int]:
     """Ids of the special tokens that no text shows."""
-    added = tokenizer.added_tokens_decoder.items()
-    return frozenset(i for i, token in added if token.special and token.content not in CALL_TAGS)
+    added = tokenizer.added_tokens_decoder
+    if not isinstance(added, dict):  # transformers' wrapper of mistral-common has none
+        return frozenset(tokenizer.all_special_ids)
+    return frozenset(i for i, token in added.items() if token.special and token.content not in CALL_TAGS)

@@ -1,5 +1,4 @@
-"""Verifications that do not keep the target's distribution p, each with the distribution m(p, q) that it keeps instead: by
-lossless=False.
+"""Verifications that do not keep the target's distribution p, each with the m(p, q) that it keeps instead: lossless=False.
 
 All of them are the ratio test of m where the lossless one has p: accept Y ~ q with probability min(1, m(Y)/q(Y)), else draw
 norm((m - q)+). So a token with a draft token in its place has the distribution

@@ -105,8 +105,7 @@ def _check(kinds: dict[ModelSource, str], *, is_order: bool) -> None:
 
 
 def _num_threads(model: NativeModel, identity: dict[str, Any]) -> int:
-    """One thread or all, whichever reads a few tokens faster here. Only all are kept for good: one is faster where others are
-    at work on the machine."""
+    """One thread or all, whichever reads a few tokens faster here; one is not kept for good: it is faster on a busy machine."""
     most = torch.get_num_threads()
     facts = {"method": 16, "model": identity, "code": code(), **cache_dir.about()}
     kept = (cache_dir.recall("threads", facts) or {}).get("num")

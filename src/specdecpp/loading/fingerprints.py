@@ -41,8 +41,7 @@ def fingerprint(model: Any) -> str:
 
 
 def remembered(files: list[Path], make: Callable[[], str], *, dtype: Any) -> str:
-    """The fingerprint that `make` gives for these files, read in this type; from memory where the files are as they were then
-    (without files it is made anew)."""
+    """The fingerprint that `make` gives for these files, read in this type; from memory where they are as they were then."""
     import transformers
 
     before = state(files)
