@@ -225,7 +225,7 @@ def test_without_branches_the_product_is_unknown():
     assert found["toy"]["head"].keys() == full["toy"]["head"].keys()
     assert found["toy"]["head"]["auroc_product"] is found["toy"]["cumulative_q"]["auroc_product"] is None
     assert found["toy"]["head"]["auroc_token"] is not None
-    assert verdicts(found) == ["toy: whether head beats cumulative q is unknown: no label has branches, or a rejection."]
+    assert verdicts(found) == ["toy: whether head beats cumulative q is unknown: the labels lack branches or rejections."]
 
 
 @pytest.mark.parametrize(

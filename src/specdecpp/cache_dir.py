@@ -30,7 +30,8 @@ BELIEVED_S = 600.0
 MOST_OF_A_KIND = 256
 """Files of one kind that stay: clients of a server may name any number of sampling parameters."""
 PART = ".part"
-"""The end of the name of a half-written file."""
+PARTS = f"*.[0-9]*-????????{PART}"
+"""The end of the name of a half-written file, and the form of the whole name (`whole`)."""
 LEFT_S = 24 * 3600.0
 """Seconds without a change after which a half-written file is one that a killed process left."""
 CGROUP = Path("/sys/fs/cgroup")

@@ -159,7 +159,7 @@ class Decoder:
             max_tokens=max_tokens,
             randomness=streams(seed, draw=pair.draft.draw if isinstance(pair.draft, Draws) else None),
             ends=() if options.get("ignore_eos") else pair.ends,
-            detokenizer=Detokenizer(pair.tokenizer, options.get("stop", ()), before=ids[-4:]),
+            detokenizer=Detokenizer(pair.tokenizer, options.get("stop", ()), before=ids),
             costs=costs if matcher is None or not isinstance(costs, CostClock) else costs.now,
             tail=costs.now.worth_reading(max_tokens) if isinstance(costs, CostClock) else None,
             experience=self.memory.practised(sampling) if is_apart else self.memory.experience(sampling),

@@ -10,6 +10,7 @@ from typing import Any
 
 _BROKEN = "\ufffd"
 _WINDOW = 8  # tokens that are decoded again with each new one
+_LONGEST = 4  # tokens of one character: its bytes
 CALL_TAGS = "<tool_call>", "</tool_call>"
 """Tags of a call, which are shown where they are special tokens too."""
 
@@ -19,7 +20,7 @@ class Detokenizer:
 
     `push` gives the text that a token releases, and whether a stop string has now been completed; `flush` releases what was
     still held back. The stop string itself is never released. Some tokenizers drop the space that a text begins with: `before`
-    are the tokens that the answer follows, as many as a character may have.
+    is what the answer follows.
     """
 
     def __init__(self, tokenizer: Any, stop: str | Sequence[str] | None = (), *, before: Sequence[int] = ()):
@@ -36,7 +37,7 @@ class Detokenizer:
         self._end = 0  # the first token that is not
         self._text = ""
         self._released = 0
-        tails = ([t for t in before[-num:] if t not in self._hidden] for num in range(1, len(before) + 1))
+        tails = ([t for t in before[-num:] if t not in self._hidden] for num in range(1, _LONGEST + 1))
         if tail := next((tail for tail in tails if not self._read(tail).endswith(_BROKEN)), None):
             self._tokens, self._known, self._end = tail, self._read(tail), len(tail)
 
@@ -88,7 +89,7 @@ def half_character(text: str) -> str | None:
 
 
 def _reader(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Ids to text. What transformers wraps around a fast tokenizer takes longer than that does."""
+    """Ids to text, without hidden ones. What transformers wraps around a fast tokenizer takes longer than that."""
     from transformers import PreTrainedTokenizerFast as Fast
 
     kind = type(tokenizer)
@@ -100,7 +101,7 @@ def _reader(tokenizer: Any) -> Callable[[list[int]], str]:
 @lru_cache
 def _hidden(tokenizer: Any) -> frozenset[int]:
     """Ids of the special tokens that no text shows."""
-    added = tokenizer.added_tokens_decoder
+    added = getattr(tokenizer, "added_tokens_decoder", None)
     if not isinstance(added, dict):  # transformers' wrapper of mistral-common has none
         return frozenset(tokenizer.all_special_ids)
     return frozenset(i for i, token in added.items() if token.special and token.content not in CALL_TAGS)

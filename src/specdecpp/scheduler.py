@@ -24,7 +24,7 @@ ROWS = 256
 
 @dataclass(slots=True)
 class Reading:
-    """A piece of a prompt: ids for the target and for the draft, perhaps none. `took_s`: the request's share in seconds."""
+    """A piece of a prompt: ids for the target and for the draft, either may be empty. `took_s`: its share, in seconds."""
 
     request: Request
     target: list[int]

@@ -70,7 +70,7 @@ def in_turn(contestants: Sequence[Any], turn: int, *, num_turns: int) -> Sequenc
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """Plan of a contest. Temperature 0 is verified greedily, whatever `verifications`. ValueError for what cannot run."""
+    """Plan of a contest. Temperature 0 is verified greedily, whatever `verifications` say. Raises ValueError."""
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
     verifications: tuple[str, ...] = ("token", "block")

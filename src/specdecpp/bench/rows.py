@@ -63,7 +63,7 @@ def _row(entry: Entry, entries: Sequence[Entry], *, seed: int) -> Row:
 
 
 def share_of_headroom(own: float, best_fixed: float | None, oracle: float | None) -> float | None:
-    """Share of the way from the best fixed length to an oracle, in tokens per second, that a policy has gone; None for none.
+    """Share of the way from the best fixed length to an oracle, in tokens/s, that a policy has gone; None without a way.
 
     >>> round(share_of_headroom(20.9, 19.1, 27.0), 3)
     0.228

@@ -193,6 +193,6 @@ def _times(outcome: "Outcome") -> tuple[int, float, float]:
 
 
 def differ(before: Costs, now: Costs) -> bool:
-    """True where steps of 1, 2 or 4 draft tokens differ by `WRONG` times, in passes, which a slower machine leaves alone."""
+    """True where steps of 1, 2 or 4 draft tokens, in passes, differ `WRONG` times; a slower machine alone changes none."""
     steps = ([costs.step_s(k) / costs.verify_s(1) for k in (1, 2, 4)] for costs in (before, now))
     return any(not 1 / WRONG <= a / b <= WRONG for a, b in zip(*steps, strict=True))

@@ -70,7 +70,7 @@ def shapes(num: int) -> list[Shape]:
 
 
 def predicted(accepted: float, step_s: float, passes: Mapping[int, float]) -> dict[str, Any]:
-    """The `speed_up` over the target alone of such a draft, at its best `length`; `passes` are seconds by rows."""
+    """The `speed_up` over the target alone of a draft like this, at its best `length`; `passes` are seconds by rows."""
     costs = Costs(draft_s=step_s, passes=passes)
     length = costs.best_length(accepted, LENGTHS)
     return {"speed_up": chain_tokens(accepted, length) * costs.pass_s(1) / costs.step_s(length), "length": length}

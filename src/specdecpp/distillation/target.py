@@ -1,5 +1,4 @@
-"""The target of a distillation: its weights in torch, and a backend that writes text. A draft that is trained further is loaded
-in the same way."""
+"""The target of a distillation: its weights in torch and a backend that writes text. A draft to train on is loaded alike."""
 
 import re
 from contextlib import suppress

@@ -166,7 +166,7 @@ class AcceptanceHead(nn.Module):
         return self.output(self.blocks(x)).squeeze(-1)
 
     def estimator(self, *, calibrated: bool = True, is_greedy: bool = False) -> "RowEstimator":
-        """P(accepted) of one token at a time, raw (biased by the training weight) or calibrated, with its present weights."""
+        """P(accepted) token by token by the weights of now, raw (biased as in training) or calibrated, sampled or greedy."""
         return RowEstimator(self, self.card.calibration_at(is_greedy=is_greedy) if calibrated else Calibration())
 
     def with_card(self, **changes: Any) -> "AcceptanceHead":

@@ -278,8 +278,7 @@ def digest_of(header: Header) -> str:
     """32 hex digits of all that a model computes with: the numbers of its architecture and every byte of its tensors, or of the
     whole file where a tensor has a type that only llama.cpp knows.
 
-    Raises `BackendError` for values or scales that are infinite or no numbers: such a model may compute nonsense for some texts
-    only.
+    Raises `BackendError` for values or scales that are infinite or no numbers: such a model may compute nonsense.
     """
     log.info("reading all of %s", header.path)
     architecture = header.text("general.architecture")

@@ -1,7 +1,6 @@
 """A pair: the target, the draft, their one tokenizer and, where there is one, the head; checked to fit each other.
 
-With no names, `load_pair()` gives the small reference pair that ships with the package; `load_pair("smollm2")` a real model
-(`shipped`).
+With no names, `load_pair()` gives the small reference pair that ships with the package; `load_pair("smollm2")` a real model.
 """
 
 import logging

@@ -63,7 +63,7 @@ def files_of(name: str | Path) -> dict[str, Any]:
 
 
 def check_spells(tokenizer: Any, name: str | Path) -> None:
-    """Raise `PairError` where texts become special tokens only, as with what transformers makes up for a folder without any."""
+    """Raise `PairError` where texts become special tokens only, as by what transformers makes up without tokenizer files."""
     special = set(tokenizer.all_special_ids)
     found = [list(tokenizer(text, add_special_tokens=False).input_ids) for text in PROBES]
     if all(special.issuperset(ids) for ids in found):

@@ -118,7 +118,7 @@ def judge_of(policy: Policy) -> Policy | None:
 
 
 def skips_forced(policy: Policy) -> bool:
-    """True where tokens that a grammar forces need no pass of their own; heads that judge tokens once read do."""
+    """True where tokens that a grammar forces need no pass of their own: a head that judges by that pass needs it."""
     return policy.looks_ahead or judge_of(policy) is None
 
 

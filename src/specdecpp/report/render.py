@@ -1,7 +1,6 @@
 """Rendering for the command line: text with the origin of every token, progress, tables. Used by the verbs only.
 
 One accent colour; bold, underline and italic tell the same under NO_COLOR, and without a terminal plain text is left.
-Numbers stand under their units.
 """
 
 import math

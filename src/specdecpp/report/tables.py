@@ -80,7 +80,7 @@ class Board:
 
 
 def boards(files: Sequence[Results], *, dataset: str | None = None) -> list[Board]:
-    """One board for every file, data set and temperature. `DataError` without a row, ValueError where none has the data set.
+    """A board for every file, data set and temperature. Raises `DataError` without rows, ValueError if none has the data set.
 
     >>> [board.title for board in boards([results], dataset="gsm8k")]                            # doctest: +SKIP
     ['gsm8k, T = 0', 'gsm8k, T = 1']

@@ -48,8 +48,8 @@ class Recorder:
 
     def __init__(self, session: Session, tokenizer: Any, *, num_top: int | None = None, details: bool = False):
         self._is_greedy, self._ends = session.sampling.is_greedy, session.ends
-        self._tokenizer, self._num_top, self._details = tokenizer, num_top, details
-        self._shown = Detokenizer(tokenizer, before=session.tokens[-4:])
+        self._text, self._num_top, self._details = partial(_token_text, tokenizer), num_top, details
+        self._shown = Detokenizer(tokenizer, before=session.tokens)
         self._seen: tuple[Plan, Result] | None = None
 
     def __call__(self, plan: Plan, result: Result) -> None:
@@ -111,16 +111,19 @@ class Recorder:
             at_s=at_s,
         )
 
-    def _text(self, token: int) -> str:
-        return _token_text(self._tokenizer, token)
-
 
 @lru_cache(2**17)
 def _token_text(tokenizer: Any, token: int) -> str:
-    """A token as it reads behind a letter: some decoders strip the first space. It takes as long as a small draft's step."""
-    letter = tokenizer.encode("a", add_special_tokens=False)
-    read = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
-    return read([*letter, token])[len(read(letter)) :]
+    """A token as it reads behind a letter: some decoders strip the first space. It takes as long as a small draft step."""
+    letter, length = _letter(tokenizer)
+    return tokenizer.decode([*letter, token], clean_up_tokenization_spaces=False)[length:]
+
+
+@lru_cache
+def _letter(tokenizer: Any) -> tuple[list[int], int]:
+    """Ids of a letter, and the length of their text."""
+    ids = tokenizer.encode("a", add_special_tokens=False)
+    return ids, len(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 def _aligned(least: Sequence[float], num: int) -> list[float]:

@@ -298,7 +298,7 @@ def _parts(value: Any) -> Any:
 
 
 class Message(Body):
-    """A message of a conversation: text, calls of the assistant, or a call's result. OpenAI's newer system: developer."""
+    """A message of a conversation: text, calls of the assistant, or a call's result. The role developer stands for system."""
 
     unsupported: ClassVar[Neutral] = {"annotations": ([],), "audio": (), "function_call": (), "reasoning": (), "refusal": ()}
     prefix = "messages."

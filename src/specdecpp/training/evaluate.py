@@ -101,7 +101,7 @@ def verdicts(evaluation: Evaluation) -> list[str]:
             figures = scores[name]
             gain, error = figures["gain_product"], figures.get("gain_product_error")
             if gain is None:
-                said.append(f"{source}: whether {name} beats cumulative q is unknown: no label has branches, or a rejection.")
+                said.append(f"{source}: whether {name} beats cumulative q is unknown: the labels lack branches or rejections.")
                 continue
             words = f"{name} {'beats' if gain > 0 else 'does not beat'} cumulative q"
             if gain > 0 and (error is None or gain < 2 * error):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from specdecpp.cache_dir import PART
+from specdecpp.cache_dir import PARTS
 from specdecpp.errors import DataError, first_line
 
 try:
@@ -73,7 +73,7 @@ def _is_taken(held: int) -> bool:
     except OSError:
         return False
     for name in os.listdir(held):
-        if Path(name).match(f"*.[0-9]*-????????{PART}"):  # as `cache_dir.whole` names them
+        if Path(name).match(PARTS):
             with suppress(OSError):
                 os.unlink(name, dir_fd=held)
     return False

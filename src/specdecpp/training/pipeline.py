@@ -91,12 +91,12 @@ def trained_heads(recipe: Recipe, plans: Mapping[str, HeadPlan]) -> dict[str, Ac
 
 def calibrate_heads(recipe: Recipe, heads: Mapping[str, AcceptanceHead], *, again: bool = False) -> dict[str, AcceptanceHead]:
     """Calibrate what is not calibrated yet, or with `again` all, on the split `dev`, and save it."""
-    done = {}
+    done, about = {}, shards.about(recipe.labels)
     for name, head in heads.items():
         done[name] = head
         if again or not head.card.is_calibrated:
-            sampling = shards.about(recipe.labels)["sampling"]  # not that of an earlier calibration
-            done[name] = calibrate_head(head, shards.read(recipe.labels, split="dev")).with_card(sampling=sampling)
+            found = calibrate_head(head, shards.read(recipe.labels, split="dev"))
+            done[name] = found.with_card(sampling=about.get("sampling", head.card.sampling))  # of these labels
             done[name].save_pretrained(recipe.heads / name)
     return done
 

@@ -103,8 +103,8 @@ def train(
                 optimiser.zero_grad(set_to_none=True)
                 schedule.step()
                 total, num_labels = total + float(batch_loss.detach()) * len(label), num_labels + len(label)
-            about_it = {"loss": total / max(1, num_labels), "num_labels": num_labels, "elapsed_s": perf_counter() - started}
-            epochs.append(Epoch(epoch=epoch, epochs=plan.epochs, **about_it, **_figures(unscaled(head), plan, dev)))
+            trained = {"loss": total / max(1, num_labels), "num_labels": num_labels, "elapsed_s": perf_counter() - started}
+            epochs.append(Epoch(epoch=epoch, epochs=plan.epochs, **trained, **_figures(unscaled(head), plan, dev)))
             state = {"origin": origin, "epochs": [asdict(line) for line in epochs]}
             with writing(folder, safe="The epochs before this one"), cache_dir.whole(folder / STATE) as path:
                 torch.save(state | {name: part.state_dict() for name, part in parts.items()}, path)

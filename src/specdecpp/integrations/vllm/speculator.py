@@ -169,7 +169,7 @@ class AdaptiveSpeculator(StandaloneARSpeculator):
         return tokens
 
     def _count_unread(self, batch: Any, *, drafts: bool) -> np.ndarray | None:
-        """Tokens of each request before its last two that the draft has not read, or more; where to count from. Else None.
+        """Tokens before a request's last two that the draft has not read, or more; where to count from. None if it lacks none.
 
         `_unread` is 0 after a step with draft tokens: then nothing is missing but what the first pass reads anyway.
         """
